@@ -128,6 +128,24 @@ def ceil_log2(value: Quantity) -> Quantity:
     return maximum(floor_log2(2 * value - 1), 0 * value)
 
 
+def octaves(value: Quantity) -> Quantity:
+    """Binary logarithm of positive values, linear between powers of 2.
+
+    Unlike the logarithm it has the same digits on all processors.
+
+    >>> octaves(8.0), octaves(np.array([0.5, 3.0])).tolist()
+    (3.0, [-1.0, 1.5])
+    """
+    if is_symbol(value):
+        whole = floor_log2(value)
+        return whole + value / 2**whole - 1
+    if isinstance(value, np.ndarray):
+        parts, powers = np.frexp(value)
+        return np.asarray(powers + (2.0 * parts - 2.0))
+    part, power = math.frexp(value)
+    return power + (2.0 * part - 2.0)
+
+
 def ceiling(value: Quantity) -> Quantity:
     """Value rounded up to a whole number.
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,6 +23,7 @@ from perfmodel.base.arrays import Floats
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.base.provenance import Source
 from perfmodel.calibration import fused_experts
+from perfmodel.calibration.kernel_choices import NARROW, fit_choice
 from perfmodel.calibration.parameters import Parameter
 from perfmodel.calibration.regression import Regression
 from perfmodel.calibration.statistics import rounded
@@ -40,9 +41,6 @@ from perfmodel.theory.products import ProductRates, product_s
 
 WIDE = 512.0
 """Dimensions of products, and length of sequences, from which shapes count fully."""
-
-NARROW = 2.5
-"""Expected spread of the misfits of smaller shapes, relative to that of others."""
 
 MOST_ROWS = 1200
 """Shapes that are fitted to, drawn from all."""
@@ -188,7 +186,16 @@ def fit_products(device: Device, precision: str, table: Table) -> ProductFigures
 
     wide = shapes.min(axis=0) >= WIDE
     _, fields = _fitted(parameters, seconds, table["seconds"], wide)
-    return ProductFigures(**fields)
+    fitted = {parameter.name: fields[parameter.name] for parameter in parameters}
+    rates = ProductRates(**fitted, element_bytes=ELEMENT_BYTES[precision])
+    left_out, _ = _split(len(wide))
+    held, used = left_out & wide, ~left_out
+    measured_s = table["seconds"]
+    choice = fit_choice(shapes[:, used], measured_s[used], rates, multiprocessors, wide[used])
+    rates = rates._replace(kernel_choice=choice)
+    m, n, k = shapes[:, held]
+    fields["error_fraction"] = _error(product_s(m, n, k, rates, multiprocessors), measured_s[held])
+    return ProductFigures(**fields, kernel_choice=choice)
 
 
 def fit_grouped(device: Device, precision: str, table: Table) -> GroupedFigures:
@@ -278,9 +285,7 @@ def _fitted(
 ) -> tuple[float, dict[str, Any]]:
     """Fit parameters to three quarters of the rows; return the cost of the fit, and the fields of
     the figures, with the error of the others that are ``wide``."""
-    draw = np.random.default_rng(0)
-    left_out = draw.random(len(measured)) < LEFT_OUT
-    rows = draw.permutation(np.flatnonzero(~left_out))[:MOST_ROWS]
+    left_out, rows = _split(len(measured))
 
     def misses(values: Mapping[str, Floats], points: int) -> Floats:
         columns = {name: np.asarray(value)[:, None] for name, value in values.items()}
@@ -291,13 +296,30 @@ def _fitted(
     x, scale = fit.fit()
     values = fit.values(x)
     held = np.flatnonzero(left_out & wide)
-    errors = np.abs(seconds(values, held) / measured[held] - 1.0)
     figures = {
         **{name: rounded(value) for name, value in values.items()},
-        "error_fraction": rounded(float(np.quantile(errors, 0.9)), 3),
+        "error_fraction": _error(seconds(values, held), measured[held]),
         "covariance": fit.log_covariance(x, scale),
     }
     return fit.cost(x, 1.0), figures
+
+
+class Split(NamedTuple):
+    """Rows that the error is measured on, as a mask, and the numbers of those of a regression."""
+
+    left_out: NDArray[np.bool_]
+    rows: NDArray[np.int64]
+
+
+def _error(predicted: Any, measured: Floats) -> float:
+    """Return the 90th percentile of the errors."""
+    return rounded(float(np.quantile(np.abs(predicted / measured - 1.0), 0.9)), 3)
+
+
+def _split(count: int) -> Split:
+    draw = np.random.default_rng(0)
+    left_out = draw.random(count) < LEFT_OUT
+    return Split(left_out, draw.permutation(np.flatnonzero(~left_out))[:MOST_ROWS])
 
 
 def _peak(device: Device, precision: str) -> float:

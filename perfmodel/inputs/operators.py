@@ -6,7 +6,7 @@ from typing import ClassVar
 import msgspec
 
 from perfmodel.base.provenance import Source
-from perfmodel.base.ranges import FRACTION, NOT_NEGATIVE, POSITIVE, Ranged, or_none
+from perfmodel.base.ranges import FRACTION, NOT_NEGATIVE, POSITIVE, Range, Ranged, or_none
 
 Covariance = tuple[tuple[float, ...], ...]
 """Covariance of the logarithms of fitted values, in the order of their fields."""
@@ -25,6 +25,7 @@ class ProductFigures(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         **dict.fromkeys(("flop_per_s", "bytes_per_s"), POSITIVE),
         **dict.fromkeys(("launch_s", "tile_s", "error_fraction"), NOT_NEGATIVE),
         "rounding": FRACTION,
+        "kernel_choice": Range(0.1, 10.0),
         **dict.fromkeys(("cast_bytes_per_s", "written_bytes_per_s"), or_none(POSITIVE)),
     }
 
@@ -35,6 +36,7 @@ class ProductFigures(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     rounding: float
     written_bytes_per_s: float | None = None
     cast_bytes_per_s: float | None = None
+    kernel_choice: tuple[tuple[float, ...], ...] = ()
     error_fraction: float = 0.0
     covariance: Covariance = ()
 
@@ -65,14 +67,13 @@ class AttentionFigures(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=
     """Fitted values of :class:`perfmodel.theory.attention.AttentionRates` in 16 bits."""
 
     RANGES: ClassVar = {
-        **dict.fromkeys(("flop_per_s", "bytes_per_s", "wide", "queries"), POSITIVE),
+        **dict.fromkeys(("flop_per_s", "bytes_per_s", "wide", "queries", "overlap"), POSITIVE),
         **dict.fromkeys(
             ("launch_s", "tile_s", "softmax", "tail", "lone", "token_s", "error_fraction"),
             NOT_NEGATIVE,
         ),
         "cache_bytes_per_s": or_none(POSITIVE),
         "throttle": NOT_NEGATIVE,
-        "overlap": POSITIVE,
     }
 
     flop_per_s: float
@@ -101,9 +102,7 @@ class StackFigures(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True
     were not fitted to.
     """
 
-    RANGES: ClassVar = dict.fromkeys(("products", "attention"), POSITIVE) | {
-        "error_fraction": NOT_NEGATIVE
-    }
+    RANGES: ClassVar = {"products": POSITIVE, "attention": POSITIVE, "error_fraction": NOT_NEGATIVE}
 
     products: float
     attention: float

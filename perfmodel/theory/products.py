@@ -2,8 +2,9 @@
 
 The result is divided into tiles, which the multiprocessors compute in waves. If there are fewer
 tiles than multiprocessors, the sum over k is divided as well. Of several tile shapes the fastest
-counts, as libraries choose. A tile of the result is written after its operations. Fetching both
-matrices and writing the result takes place at the same time: the slower one counts, smoothly.
+counts. A tile of the result is written after its operations. Fetching both matrices and writing the
+result takes place at the same time: the slower one counts, smoothly. What libraries choose takes
+longer than that, or less, by a factor of :mod:`perfmodel.theory.kernel_choice`.
 
 References
 ----------
@@ -17,9 +18,11 @@ import math
 from typing import NamedTuple
 
 from perfmodel.base.quantities import Quantity, ceiling, maximum, minimum, where
+from perfmodel.theory.kernel_choice import Choice, chosen
 
 TILES = ((256, 128), (128, 256), (128, 128), (64, 64))
-"""Rows and columns of the tiles that libraries choose from."""
+"""Rows and columns of the tiles that libraries choose from; the first is that of the waves of
+:mod:`perfmodel.theory.kernel_choice`."""
 
 DEPTH = 64.0
 """Multiple of k that a multiprocessor computes at a time."""
@@ -50,6 +53,7 @@ class ProductRates(NamedTuple):
         if it is not.
     result_bytes : of a value of the result.
     written_bytes_per_s : at which tiles are written that were computed, by all multiprocessors.
+    kernel_choice : factors of the time, see :mod:`perfmodel.theory.kernel_choice`.
     """
 
     flop_per_s: Quantity
@@ -61,6 +65,7 @@ class ProductRates(NamedTuple):
     cast_bytes_per_s: Quantity | None = None
     result_bytes: float = 2.0
     written_bytes_per_s: Quantity = math.inf
+    kernel_choice: Choice = ()
 
 
 def product_s(
@@ -79,10 +84,11 @@ def product_s(
     values of an image that several rows of a convolution contain.
     """
     moved = rates.element_bytes * k * (m + n) + rates.result_bytes * m * n - repeated_bytes
+    most = maximum(1.0, minimum(_floor(k / LEAST_DEPTH), MOST_PARTS))
+    sum_bytes, none = SUM_BYTES * m * n, 0.0 * m
     candidates: list[Quantity] = []
     for rows, columns in TILES:
         tiles = count * ceiling(m / rows) * ceiling(n / columns)
-        most = maximum(1.0, minimum(_floor(k / LEAST_DEPTH), MOST_PARTS))
         parts = maximum(1.0, minimum(_floor(multiprocessors / tiles), most))
         depth = DEPTH * ceiling(k / parts / DEPTH)
         full = tiles * parts / multiprocessors
@@ -91,13 +97,21 @@ def product_s(
         per_depth_s = 2.0 * values / rates.flop_per_s
         written_s = rates.result_bytes * values / rates.written_bytes_per_s
         busy_s = waves * (per_depth_s * depth + rates.tile_s + written_s)
-        sums = where(parts > 1.0, SUM_BYTES * m * n * (parts + 1.0), 0.0 * m)
+        sums = where(parts > 1.0, sum_bytes * (parts + 1.0), none)
         fetch_s = count * (moved + sums) / rates.bytes_per_s
         candidates.append(fourth(busy_s) + fourth(fetch_s))
-    seconds = rates.launch_s + minimum(*candidates) ** 0.25
+    seconds = rates.launch_s + (minimum(*candidates) ** 0.5) ** 0.5  # arrays have a fast root
+    if rates.kernel_choice:
+        seconds = seconds * chosen(rates.kernel_choice, waves_of(m, n, count, multiprocessors), k)
     if rates.cast_bytes_per_s is None:
         return seconds
     return seconds + rates.launch_s + count * CAST_BYTES * m * k / rates.cast_bytes_per_s
+
+
+def waves_of(m: Quantity, n: Quantity, count: Quantity, multiprocessors: float) -> Quantity:
+    """Return how many waves of the largest tiles the results of ``count`` products are, if tiles
+    may be divided."""
+    return m * n * count / (TILES[0][0] * TILES[0][1] * multiprocessors)
 
 
 def _floor(value: Quantity) -> Quantity:

@@ -280,14 +280,15 @@ class _At(NamedTuple):
 
     def _one_by_one_s(self, rows: Floats, columns: Floats, depth: Floats) -> Floats:
         """Return the seconds of the passes of the products of a group, (3, products), without
-        casts."""
+        casts. They run side by side, so that waves of one say nothing about the choice of its
+        kernel."""
         rates = training_rates(self.device, self.precision, self.others)
         return np.asarray(
             product_s(
                 np.stack([rows, rows, depth]),
                 np.stack([columns, depth, columns]),
                 np.stack([depth, columns, rows]),
-                rates._replace(cast_bytes_per_s=None),
+                rates._replace(cast_bytes_per_s=None, kernel_choice=()),
                 self.multiprocessors,
                 repeated_bytes=-self._summed_bytes(depth * columns),
             )

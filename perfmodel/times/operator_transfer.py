@@ -1,9 +1,10 @@
 """What operators achieve on a device: as fitted, or on a device without figures by transfer.
 
 Such a device gets the geometric mean of the figures of its architecture, else of all devices: rates
-relative to peak rates and bandwidths, times as they are. In 32 bits (*float32*, *tf32*) operators
-have the figures of 16 bits, with values of twice the bytes and rates of operations that differ as
-the peak rates do; *mxfp8* has those of *fp8*.
+relative to peak rates and bandwidths, times as they are, and the choice of kernels only from its
+architecture. In 32 bits (*float32*, *tf32*) operators have the figures of 16 bits, with values of
+twice the bytes and rates of operations that differ as the peak rates do; *mxfp8* has those of
+*fp8*.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from perfmodel.inputs.precisions import EIGHT_BITS, SHORT, SIXTEEN_BITS, WIDE_BY
 from perfmodel.inputs.software import STACKS
 from perfmodel.theory.attention import VALUE_BYTES, AttentionRates
 from perfmodel.theory.grouped import GroupedRates
+from perfmodel.theory.kernel_choice import DEPTHS, WAVES, Choice
 from perfmodel.theory.products import ProductRates
 
 F = TypeVar("F")
@@ -60,6 +62,7 @@ def product_rates(device: Device, precision: str, others: Mapping[str, Device]) 
     mean = _Mean(device, nearest)
     casts = mean.from_bandwidth("cast_bytes_per_s") if precision == "fp8" else None
     written = all(figures.written_bytes_per_s is not None for _, figures in nearest)
+    alike = all(one.architecture == device.architecture for one, _ in nearest)
     return ProductRates(
         mean.from_peak("flop_per_s"),
         mean.from_bandwidth("bytes_per_s"),
@@ -69,6 +72,29 @@ def product_rates(device: Device, precision: str, others: Mapping[str, Device]) 
         ELEMENT_BYTES[precision],
         cast_bytes_per_s=casts,
         written_bytes_per_s=mean.from_bandwidth("written_bytes_per_s") if written else math.inf,
+        kernel_choice=_kernel_choice(precision, nearest) if alike else (),
+    )
+
+
+def _kernel_choice(precision: str, figures: Sequence[tuple[Device, ProductFigures]]) -> Choice:
+    """Return the geometric means of factors of the choice of kernels; none unless all have them.
+
+    Raises
+    ------
+    InputError : they are not on the grid.
+    """
+    choices = [one.kernel_choice for _, one in figures]
+    for (device, _), choice in zip(figures, choices, strict=True):
+        if choice and [len(row) for row in choice] != [DEPTHS.points] * WAVES.points:
+            raise InputError(
+                f"{device.name}: operators.products.{precision}.kernel_choice: needs "
+                f"{WAVES.points} rows of {DEPTHS.points}"
+            )
+    if not all(choices) or len(choices) == 1:
+        return choices[0] if all(choices) else ()
+    return tuple(
+        tuple(math.prod(factors) ** (1.0 / len(factors)) for factors in zip(*rows, strict=True))
+        for rows in zip(*choices, strict=True)
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 from perfmodel import InputError
 from perfmodel.catalogue import catalogue
 from perfmodel.inputs.device import Device
+from perfmodel.theory.kernel_choice import DEPTHS, WAVES
 from perfmodel.times.operator_transfer import (
     attention_rates,
     product_rates,
@@ -67,23 +68,23 @@ def test_a_device_of_the_same_architecture_lends_its_efficiencies() -> None:
 
 
 def test_a_chip_with_factors_of_its_own_lends_them_to_none_with_the_same_rates() -> None:
-    """GB300 has the rates of GB200 and more power: 1.17 and 1.41 times the operators. B300 has the
+    """GB300 has the rates of GB200 and more power: 1.16 and 1.40 times the operators. B300 has the
     rates of B200, whose factors count. As found each has its own, times the ratio of both levels
-    on A100 and H100: sqrt(1.20 x 1.37 / (1.21 x 1.27))."""
+    on A100 and H100: sqrt(1.25 x 1.34 / (1.25 x 1.26))."""
     tuned = {name: stack_of(KNOWN[name], "tuned", KNOWN) for name in ("gb200", "gb300", "b300")}
-    assert [one.products for one in tuned.values()] == pytest.approx([1.41, 1.17, 1.32])
+    assert [one.products for one in tuned.values()] == pytest.approx([1.4, 1.16, 1.31])
     assert tuned["gb300"].devices == ("gb300",)
     assert tuned["b300"].devices == ("b200",)
     assert all(one.alike for one in tuned.values())
-    ratio = math.sqrt(1.20 * 1.37 / (1.21 * 1.27))
-    for name, factor in (("b200", 1.32), ("gb200", 1.41)):
+    ratio = math.sqrt(1.25 * 1.34 / (1.25 * 1.26))
+    for name, factor in (("b200", 1.31), ("gb200", 1.4)):
         assert stack_of(KNOWN[name], "as_found", KNOWN).products == pytest.approx(factor * ratio)
 
 
 def test_a_device_with_factors_only_has_the_operators_of_its_architecture() -> None:
-    """B200's products reach 1622.34 of 2250 TFLOP/s, GB200's as large a part of 2500."""
+    """B200's products reach 1622.33 of 2250 TFLOP/s, GB200's as large a part of 2500."""
     rates = product_rates(KNOWN["gb200"], "mixed", KNOWN)
-    assert rates.flop_per_s == pytest.approx(1622.34e12 * 2500 / 2250)
+    assert rates.flop_per_s == pytest.approx(1622.33e12 * 2500 / 2250)
     b200, gb200 = (attention_rates(KNOWN[name], KNOWN) for name in ("b200", "gb200"))
     assert gb200.flop_per_s == pytest.approx(b200.flop_per_s * 2500 / 2250)
     assert gb200.softmax == pytest.approx(b200.softmax)
@@ -98,6 +99,39 @@ def test_others_get_the_geometric_mean_of_all() -> None:
     mean = math.exp(sum(map(math.log, shares)) / len(shares))
     rates = product_rates(v100, "mixed", KNOWN)
     assert rates.flop_per_s == pytest.approx(mean * v100.peak("mixed"))
+
+
+def having(choice: float | None, name: str, architecture: str) -> Device:
+    """An H100 with this factor of the choice of kernels everywhere, or with a bad grid."""
+    h100 = KNOWN["h100"]
+    assert h100.operators is not None
+    grid = ((1.0, 1.0),) if choice is None else ((choice,) * DEPTHS.points,) * WAVES.points
+    figures = msgspec.structs.replace(h100.operators.products["mixed"], kernel_choice=grid)
+    operators = msgspec.structs.replace(h100.operators, products={"mixed": figures})
+    return msgspec.structs.replace(h100, name=name, architecture=architecture, operators=operators)
+
+
+def test_only_devices_of_the_same_architecture_lend_their_choice_of_kernels() -> None:
+    """Two of them lend the geometric mean, of 1.6 and 0.9 here."""
+    bare = msgspec.structs.replace(KNOWN["h100"], operators=None)
+    one, other = (having(f, str(f), str(bare.architecture)) for f in (1.6, 0.9))
+    for known, factor in (({"a": one}, 1.6), ({"a": one, "b": other}, 1.2)):
+        choice = product_rates(bare, "mixed", known).kernel_choice
+        assert [len(row) for row in choice] == [DEPTHS.points] * WAVES.points
+        assert [value for row in choice for value in row] == pytest.approx([factor] * 114)
+    assert product_rates(bare, "mixed", {"a": having(1.6, "a", "ampere")}).kernel_choice == ()
+    assert product_rates(KNOWN["v100"], "mixed", KNOWN).kernel_choice == ()
+    own = product_rates(KNOWN["h100"], "mixed", KNOWN).kernel_choice
+    assert own == product_rates(KNOWN["h200"], "mixed", KNOWN).kernel_choice != ()
+    assert training_rates(KNOWN["h100"], "fp8", KNOWN).kernel_choice == own
+
+
+def test_factors_off_the_grid_are_named() -> None:
+    message = r"off: operators.products.mixed.kernel_choice: needs 19 rows of 6"
+    with pytest.raises(InputError, match=message):
+        product_rates(having(None, "off", "hopper"), "mixed", {})
+    with pytest.raises(InputError, match=r"kernel_choice\[0\]\[0\]: must be at least 0.1"):
+        having(0.0, "none", "hopper")
 
 
 def test_what_cannot_be_known_is_named() -> None:
