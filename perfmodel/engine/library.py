@@ -17,6 +17,9 @@ MODULES = (
 )
 """The compiled modules."""
 
+FOLDER = os.path.dirname(__file__)
+"""Where the sources of the modules are."""
+
 EXTENSION = "perfmodel.engine._loop"
 """Name of the extension module."""
 
@@ -34,7 +37,7 @@ def source_digest() -> str:
     """
     digest = 0
     for name in (*MODULES, "world"):
-        with open(f"{os.path.dirname(__file__)}/{name}.py", "rb") as file:
+        with open(f"{FOLDER}/{name}.py", "rb") as file:
             digest = zlib.crc32(file.read(), digest)
     return f"{digest:08x}"
 

@@ -123,10 +123,10 @@ def test_the_environment_variable_selects_the_loop(monkeypatch: pytest.MonkeyPat
 
 def test_another_source_is_another_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Caches on disk are keyed by this digest."""
-    for path in library.FOLDER.glob("*.py"):
+    for path in Path(library.FOLDER).glob("*.py"):
         shutil.copy(path, tmp_path)
     before = library.source_digest()
-    monkeypatch.setattr(library, "FOLDER", tmp_path)
+    monkeypatch.setattr(library, "FOLDER", str(tmp_path))
     assert library.source_digest() == before
     for name in (*library.MODULES, "world"):
         source = (tmp_path / f"{name}.py").read_text()
