@@ -121,7 +121,7 @@ class Architecture(Protocol):
 if TYPE_CHECKING:
 
     class JobArguments(TypedDict, total=False):
-        """Arguments of :func:`perfmodel.make_job`, or ``global_batch_size``; None: the default."""
+        """Arguments of :func:`perfmodel.make_job`, and ``global_batch_size``; None: the default."""
 
         model: str | None
         workload: Workload | Profile | str | Path | None
