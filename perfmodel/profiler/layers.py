@@ -16,7 +16,15 @@ from perfmodel.base.errors import InputError
 from perfmodel.foreign.pytorch import import_torch
 from perfmodel.inputs.operator_shapes import OperatorShape
 from perfmodel.inputs.profile import Layer, Tensor as ProfileTensor
-from perfmodel.profiler.operators import Recorded, Recorder, all_divided, per_sample, tensors
+from perfmodel.profiler.operators import (
+    GROUPED,
+    Recorded,
+    Recorder,
+    all_divided,
+    grouped_flop,
+    per_sample,
+    tensors,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -435,7 +443,9 @@ def _flop_counter(
             count = flop_registry.get(packet)
             if count is None and str(packet) == on_cpu:
                 count = attention
-            if count is not None:
+            if str(packet).rpartition(".")[2] in GROUPED:  # missing as well
+                add(grouped_flop(args[0], args[1]))
+            elif count is not None:
                 add(float(count(*args, **kwargs, out_val=output)))
             recorder.ran(function, args, kwargs, output)
             return output

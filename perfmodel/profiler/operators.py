@@ -60,6 +60,9 @@ LOOK_UPS = frozenset(
 )
 """Operators that read no more than they return, and whose gradient is as large as the table."""
 
+GROUPED = frozenset({"_grouped_mm", "grouped_mm_fallback"})
+"""Products of groups of rows with a matrix each, by PyTorch and by Transformers."""
+
 FUSED_ATTENTION = "_scaled_dot_product_"
 """How fused operators of attention begin."""
 
@@ -101,7 +104,7 @@ class Recorder:
         def watched(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
             causal = kwargs.get("is_causal", args[2] if len(args) > 2 else False)
             if not self._paused:
-                self._attention(query, key, bool(causal))
+                self._attention(query, key, value, bool(causal))
             before, self._paused = self._paused, True
             try:
                 if query.device.type == "meta" and query.dim() == 4:
@@ -150,10 +153,12 @@ class Recorder:
                 self._bias(outputs[0])
         elif name in ("bmm", "baddbmm"):
             self._products(*(args[:2] if name == "bmm" else args[1:3]))
+        elif name in GROUPED:
+            self._grouped(args[0], args[1])
         elif name == "convolution":
             self._convolution(args[:9], outputs[0])
         elif name.startswith(FUSED_ATTENTION):
-            self._attention(args[0], args[1], any(one is True for one in args[3:]))
+            self._attention(args[0], args[1], args[2], any(one is True for one in args[3:]))
         elif made_from == BATCH:
             self._memory_bound(name, args, inputs, outputs)
 
@@ -177,6 +182,17 @@ class Recorder:
         if right.stride(0) == 0:  # expanded
             rows, count = rows * count, 1
         self._add(Product(rows, columns, depth, count=count))
+
+    def _grouped(self, left: Tensor, right: Tensor) -> None:
+        """Record products of groups of rows, which are of equal size where both are stacks."""
+        if left.dim() == right.dim():
+            if left.dim() == 3:  # else gradients of weights
+                self._products(left, right)
+            return
+        if left.dim() > right.dim():
+            left, right = right.transpose(0, 1), left.transpose(1, 2)
+        (rows, depth), (groups, _, columns) = left.shape, right.shape
+        self._add(Grouped(int(rows), int(columns), int(depth), int(groups)))
 
     def _convolution(self, args: Sequence[Any], output: Tensor) -> None:
         image, weight, bias, stride, _, _, transposed, _, groups = args
@@ -210,11 +226,13 @@ class Recorder:
         values = float(output.numel())
         self._add(MemoryBound(passes * values, values))
 
-    def _attention(self, query: Tensor, key: Tensor, causal: bool) -> None:
+    def _attention(self, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> None:
         length = math.isqrt(int(query.shape[-2]) * int(key.shape[-2]))
         heads, kv_heads = (math.prod(map(int, one.shape[:-2])) for one in (query, key))
         kv_heads = kv_heads if heads % kv_heads == 0 else heads
-        self._add(Attention(length, heads, kv_heads, int(query.shape[-1]), causal))
+        width, values = int(query.shape[-1]), int(value.shape[-1])
+        other = None if values == width else values
+        self._add(Attention(length, heads, kv_heads, width, causal, value_width=other))
 
     def _memory_bound(
         self, name: str, args: Sequence[Any], inputs: list[Tensor], outputs: list[Tensor]
@@ -254,6 +272,12 @@ class Recorder:
             self._made_from[storage] = made_from
 
 
+def grouped_flop(left: Tensor, right: Tensor) -> float:
+    """Return the operations of a product of groups: each row meets the matrix of its group."""
+    rows, matrices = (left, right) if left.dim() <= right.dim() else (right.T, left.mT)
+    return 2.0 * float(rows.numel()) * float(matrices.shape[-1])
+
+
 def _fused(
     query: Tensor,
     key: Tensor,
@@ -267,15 +291,20 @@ def _fused(
     """Attention on the device meta, which keeps for backward what it does on a GPU: no scores.
 
     Its parameters are those of ``scaled_dot_product_attention``. PyTorch itself takes the products
-    and the softmax one by one there.
+    and the softmax one by one there. Values that are narrower than keys are filled up, since shapes
+    are those of queries.
     """
     if enable_gqa:
         repeats = int(query.shape[1]) // int(key.shape[1])
         key, value = (one.repeat_interleave(repeats, dim=1) for one in (key, value))
-    run = import_torch().ops.aten._scaled_dot_product_flash_attention_for_cpu
+    torch = import_torch()
+    width = int(value.shape[-1])
+    if width < query.shape[-1]:
+        value = torch.nn.functional.pad(value, (0, int(query.shape[-1]) - width))
+    run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     both = run(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
     output: Tensor = both[0]
-    return output
+    return output[..., :width] if width < output.shape[-1] else output
 
 
 def per_sample(

@@ -30,6 +30,7 @@ from perfmodel.foreign.pytorch import (
     targets_of,
 )
 from perfmodel.profiler import libraries
+from perfmodel.profiler.even_choices import META
 from perfmodel.profiler.libraries import Built
 
 if TYPE_CHECKING:
@@ -43,9 +44,6 @@ MakeBatch: TypeAlias = "Callable[[int], Batch | Tensor]"
 OPTIMIZERS = ("sgd", "adam", "adamw")
 LOSSES = ("cross_entropy", "mse_loss", "l1_loss", "binary_cross_entropy_with_logits", "mean")
 DTYPES = ("float32", "bf16")
-
-META = "meta"
-"""PyTorch's device of tensors without values, on which a step computes nothing."""
 
 LEARNING_RATE = 1e-4
 """Learning rate; it is small because only the times matter."""

@@ -66,6 +66,8 @@ def show_described(profile: Profile) -> None:
         f"per sample: {flop:.4g} operations forward, {quantity(kept, 'bytes')} kept for backward; "
         f"{operators} shapes of operators"
     )
+    for note in profile.source.text.split("; ")[1:]:
+        show(f"note: {note}")
 
 
 def as_values(recorded: RecordedProfile) -> dict[str, object]:
