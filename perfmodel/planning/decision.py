@@ -17,6 +17,7 @@ import numpy as np
 from perfmodel import api
 from perfmodel.base.errors import InputError, unknown_name, whole_number
 from perfmodel.catalogue import catalogue, instances
+from perfmodel.catalogue.documents import OF_DOCUMENTS, documents_of
 from perfmodel.catalogue.instances import Instance
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.failures import Failures
@@ -36,7 +37,7 @@ from perfmodel.sweeping.processes import InLine
 
 T = TypeVar("T")
 
-OF_ALL_LAYOUTS = ("sequence_length", "framework", "sequence_parallel")
+OF_ALL_LAYOUTS = ("sequence_length", *OF_DOCUMENTS, "framework", "sequence_parallel")
 """Arguments of a plan that all layouts have in common."""
 
 LARGE_BATCH = 8192
@@ -56,6 +57,9 @@ class Varied(TypedDict, total=False):
     jitter: Jitter | float | str | None
     seed: int
     sequence_length: int
+    document_length: float
+    document_spread: float
+    document_lengths: Sequence[float] | str | Path
     recompute: Several[str]
     devices: Several[int]
     tensor: Several[int]
@@ -129,11 +133,12 @@ def plan(
     executor : runs evaluations and simulations, see :func:`perfmodel.sweep`.
     progress : called with (done, most) while candidates are predicted.
     varied : ``arch``, ``workers``, ``servers``, ``batch_size``, ``precision`` and ``recompute``,
-        each a value or a list; ``options``, each of which may be a list; ``jitter``, ``seed`` and
-        ``sequence_length``. Of a language model with ``devices``, or on a cluster of one's own,
-        layouts: ``tensor``, ``context``, ``expert``, ``pipeline``, ``virtual_stages``,
-        ``micro_batch_size``, ``schedule`` and ``global_batch_size``, each a value or a list,
-        ``framework`` and ``sequence_parallel``.
+        each a value or a list; ``options``, each of which may be a list; ``jitter``, ``seed``,
+        ``sequence_length``, and the documents that sequences are packed from, ``document_length``
+        and ``document_spread``, or ``document_lengths``. Of a language model with ``devices``, or
+        on a cluster of one's own, layouts: ``tensor``, ``context``, ``expert``, ``pipeline``,
+        ``virtual_stages``, ``micro_batch_size``, ``schedule`` and ``global_batch_size``, each a
+        value or a list, ``framework`` and ``sequence_parallel``.
 
     Raises
     ------
@@ -268,6 +273,7 @@ def _axes(varied: Varied) -> Axes:
         precision=_listed(varied.get("precision")),
         recompute=_listed(varied.get("recompute")),
         sequence_length=varied.get("sequence_length"),
+        documents=documents_of(varied)[0],
     )
 
 

@@ -34,6 +34,7 @@ from perfmodel.predicting import job_facts
 from perfmodel.predicting.memory import memory_on
 from perfmodel.predicting.variants import evaluate
 from perfmodel.sweeping.executors import completed
+from perfmodel.theory.packing import Documents
 
 V = TypeVar("V", float, Floats)
 
@@ -95,6 +96,7 @@ class Axes(NamedTuple):
     precision: Sequence[str | None] = ()
     recompute: Sequence[str] = ()
     sequence_length: int | None = None
+    documents: Documents | None = None
 
 
 class Series(NamedTuple):
@@ -342,6 +344,7 @@ def _workloads(profile: Profile, instance: Instance, axes: Axes) -> Iterator[Wor
         work = catalogue.workload(
             profile, device_name=instance.device, precision=precision, batch_size=size,
             sequence_length=axes.sequence_length, recompute=read_recomputation(name or None, None),
+            documents=axes.documents,
         )  # fmt: skip
         yield job_facts.with_layers(api.make_job(workload=work, arch="allreduce")).workload
 

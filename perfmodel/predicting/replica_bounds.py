@@ -48,7 +48,7 @@ class Bounds:
         if job.replica is not None:
             self._chunks(job)
             self.known.seats_of(job)
-        if job.unequal or job.options.asynchronous or job.workload.packing is not None:
+        if job.unequal or job.options.asynchronous:
             return np.zeros(len(passes))
         if job.replica is None:
             work = job.workload

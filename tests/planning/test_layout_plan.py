@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -245,3 +246,69 @@ def test_the_page_has_a_map_of_layouts() -> None:
     alone = plan(model="resnet50", instance=["p3.16xlarge"], arch="ring", workers=8, batch_size=64)
     assert alone.places == ()
     assert "layouts" not in {one.name for one in alone.page().sections}
+
+
+PACKED: dict[str, Any] = {**SMALL, "sequence_length": 8192, "tensor": (2,), "pipeline": (2,)}
+PACKED |= {"micro_batch_size": (1,), "virtual_stages": (1,), "global_batch_size": (32,)}
+PACKED |= {"arch": ("zero1",), "recompute": ("full",)}
+
+
+def test_sequences_of_layouts_may_be_packed() -> None:
+    """The answer is that of a single prediction with these documents, and faster than whole
+    sequences."""
+    documents = {"document_length": 1000.0, "document_spread": 2.0}
+    whole, first = (plan(**PACKED, **more, fidelity="coarse").first for more in ({}, documents))
+    assert first.layout is not None
+    shape: dict[str, Any] = {**first.layout}
+    assert shape.pop("micro_batch_size") == 1
+    job = make_job(
+        **{name: PACKED[name] for name in ("model", "device", "cluster", "sequence_length")},
+        **documents, **shape, batch_size=shape["micro_batches"], devices=8, arch="zero1",
+    )  # fmt: skip
+    alone = predict(job, fidelity="coarse")
+    assert first.throughput_samples_per_s == pytest.approx(alone.throughput_samples_per_s, rel=1e-9)
+    assert first.throughput_samples_per_s > 1.1 * whole.throughput_samples_per_s
+
+
+def test_sequences_of_single_devices_may_be_packed(tmp_path: Path) -> None:
+    """A file of lengths gives what they give, and about what its mean and spread give: 500 and
+    1500 have 1000 and 0.5."""
+    path = tmp_path / "lengths.txt"
+    path.write_text("500\n1500\n")
+    given: dict[str, Any] = {"model": "llama-1b", "instance": ["p5.48xlarge"], "arch": "ring"}
+    given |= {"workers": 8, "batch_size": 1, "sequence_length": 8192, "recompute": "full"}
+    ways: list[dict[str, Any]] = [{}, {"document_lengths": path}, {"document_lengths": [500, 1500]}]
+    ways += [{"document_length": 1000.0, "document_spread": 0.5}]
+    whole, of_file, of_list, of_mean = (
+        plan(**given, **way, objective="throughput").first.throughput_samples_per_s for way in ways
+    )
+    assert of_file == of_list == pytest.approx(of_mean, rel=0.05)
+    assert of_file > 1.2 * whole
+
+
+def test_the_command_takes_documents() -> None:
+    """In a node of 8 devices, and as layouts."""
+    given = ["plan", "--model", "llama-1b", "--sequence-length", "8192", "--document-length", "900",
+             "--objective", "throughput", "--json", "--fidelity", "coarse"]  # fmt: skip
+    single = ["--instance", "p5.48xlarge", "--workers", "8", "--arch", "ring", "--batch-size", "1"]
+    layout = ["--device", "h100", "--cluster", "dgx-h100", "--devices", "8", "--tensor", "2",
+              "--pipeline", "2", "--micro-batch-size", "1", "--recompute", "full",
+              "--virtual-stages", "1", "--arch", "zero1", "--global-batch-size", "32"]  # fmt: skip
+    for more in (single, layout):
+        done = CliRunner().invoke(cli, [*given, *more])
+        assert done.exit_code == 0, done.output
+        assert "document_length" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"document_spread": 1.0}, "document_spread: needs document_length"),
+        ({"document_length": -1.0}, "document_length: "),
+        ({"document_length": 9.0, "document_lengths": [1.0]}, "document_lengths: not with"),
+    ],
+)
+def test_impossible_documents_say_why(more: dict[str, Any], why: str) -> None:
+    for given in (PACKED, {"model": "llama-1b", "instance": ["p5.48xlarge"], "objective": "cost"}):
+        with pytest.raises(InputError, match=why):
+            plan(**given, **more)

@@ -54,9 +54,15 @@ OWN = all_of(
     option("--cluster", types.CLUSTER, "Your own cluster instead of instances; has no prices."),
 )
 
+SEQUENCES = all_of(
+    option("--sequence-length", WHOLE, "Tokens per sequence of a language model."),
+    option("--document-length", NUMBER, "Mean tokens of documents that sequences are packed from."),
+    option("--document-spread", NUMBER, "Standard deviation over the mean.  [default: 1]"),
+    option("--document-lengths", types.INPUT, "File of their lengths instead of these two."),
+)
+
 LAYOUTS = all_of(
     option("--devices", NUMBERS, "Numbers of devices; then layouts of a language model are tried."),
-    option("--sequence-length", WHOLE, "Tokens per sequence of a language model."),
     option("--tensor", NUMBERS, "Devices that divide every layer.  [default: divisors of a node]"),
     option("--context", NUMBERS, "Devices that divide each sequence.  [default: 8 Ki tokens each]"),
     option("--expert", NUMBERS, "Devices that divide the experts.  [default: divisors of a node]"),
@@ -117,6 +123,7 @@ SPACE = all_of(
 @training_options
 @failure_options
 @OWN
+@SEQUENCES
 @LAYOUTS
 @LIMITS
 @SPACE
