@@ -18,7 +18,7 @@ from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError, make_job, predict
 from perfmodel.catalogue import catalogue
-from tests.measured import measured
+from tests.measured import predicted_cases
 
 LAMBDA = {
     "gpu": "RTX 4090", "precision": "fp16", "task": "resnet50", "global_batch": 896,
@@ -71,7 +71,7 @@ def cases(tmp_path: Path) -> Callable[..., list[Case]]:
 def test_published_rows_are_predicted_without_a_fit(
     adapter: Any, median: float, p90: float, least: float
 ) -> None:
-    found = summarise(adapter.cases(measured(adapter.ABOUT.folder)))[f"{adapter.SOURCE}/none"]
+    found = summarise(predicted_cases(adapter))[f"{adapter.SOURCE}/none"]
     assert found["median"] < median
     assert found["p90"] < p90
     assert found["coverage90"] >= least

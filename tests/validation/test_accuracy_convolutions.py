@@ -11,7 +11,7 @@ import pytest
 from benchmarks.accuracy import pipedream, triosim
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError
-from tests.measured import DATA, measured
+from tests.measured import predicted_cases
 
 TENSORS = """TensorID,TensorShape
 1,"[128, 16, 8, 8]"
@@ -67,8 +67,7 @@ def test_a_missing_table_is_named(source: object, tmp_path: Path) -> None:
 
 
 def test_measured_convolutions_are_predicted() -> None:
-    measured("triosim_h100_ops")
-    found = summarise(triosim.cases(DATA / "triosim_h100_ops"))
+    found = summarise(predicted_cases(triosim))
     assert found["triosim/convolutions-forward"]["median"] < 0.10
     assert found["triosim/convolutions-forward"]["p90"] < 0.20
     assert found["triosim/convolutions-backward"]["median"] < 0.27
@@ -77,8 +76,7 @@ def test_measured_convolutions_are_predicted() -> None:
 
 def test_convolutions_in_32_bits_are_predicted() -> None:
     """Host time dominates the small layers of this source, so only large networks are close."""
-    measured("pipedream_profiles")
-    cases = pipedream.cases(DATA / "pipedream_profiles")
+    cases = predicted_cases(pipedream)
     large = [case for case in cases if case.name.split()[0] in ("vgg16", "resnet50", "resnet101")]
     found = summarise(large)
     assert found["pipedream/forward"]["median"] < 0.40

@@ -21,7 +21,7 @@ from perfmodel.catalogue import catalogue
 from perfmodel.theory.attention import attention_s
 from perfmodel.theory.products import product_s
 from perfmodel.times.operator_transfer import attention_rates, grouped_rates, product_rates
-from tests.measured import DATA, measured
+from tests.measured import DATA, measured, predicted_cases
 
 pytestmark = pytest.mark.slow  # what they compare with is rarely at hand
 
@@ -79,8 +79,7 @@ def test_a_missing_table_is_named(tmp_path: Path) -> None:
 
 
 def test_measured_operators_are_predicted() -> None:
-    measured("gpu_operators", gpu_operators.PRODUCTS)
-    found = summarise(gpu_operators.cases(DATA / "gpu_operators"))
+    found = summarise(predicted_cases(gpu_operators, gpu_operators.PRODUCTS))
     for device, median, p90 in (
         ("a100", 0.05, 0.13),
         ("h100", 0.05, 0.12),
@@ -156,8 +155,8 @@ def test_attention_of_shapes_and_devices_that_were_left_out() -> None:
 
 
 def test_measured_layers_of_experts_are_predicted() -> None:
-    measured("gpu_operators", gpu_operators.EXPERTS)
-    found = summarise(gpu_operators.cases(DATA / "gpu_operators"))
+    measured(gpu_operators.ABOUT.folder, gpu_operators.EXPERTS)
+    found = summarise(predicted_cases(gpu_operators, gpu_operators.PRODUCTS))
     for device, median, p90 in (
         ("a100", 0.2, 0.45),
         ("h100", 0.07, 0.22),

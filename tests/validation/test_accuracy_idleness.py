@@ -21,7 +21,7 @@ from benchmarks.accuracy.__main__ import main
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import Cluster, InputError
-from tests.measured import measured
+from tests.measured import measured, predicted_cases
 from tests.settings import thinned
 
 pytestmark = pytest.mark.slow  # what they compare with is rarely at hand
@@ -65,7 +65,7 @@ def assert_same(first: object, second: object) -> None:
 
 
 def test_staleness_of_second_halves_is_predicted() -> None:
-    groups = summarise(staleness_delay.cases(measured("staleness_delay_data")))
+    groups = summarise(predicted_cases(staleness_delay))
     assert groups["staleness_delay/mean-BCD:staleness"]["worst"] < 0.005
     assert groups["staleness_delay/p90-BCD:staleness"]["worst"] <= 1.0
     assert groups["staleness_delay/p99-BCD:staleness"]["median"] <= 1.0
@@ -73,7 +73,7 @@ def test_staleness_of_second_halves_is_predicted() -> None:
 
 
 def test_idleness_of_production_jobs_is_predicted() -> None:
-    cases = bytedance.cases(measured("bytedance_stragglers"))
+    cases = predicted_cases(bytedance)
     groups = summarise(cases)
     assert mean_error(cases) < 0.03
     assert groups["bytedance/half:idle"]["p90"] < 0.05
@@ -81,7 +81,7 @@ def test_idleness_of_production_jobs_is_predicted() -> None:
 
 
 def test_waiting_of_unequal_workers_is_predicted() -> None:
-    cases = adsp.cases(measured("adsp_waiting"))
+    cases = predicted_cases(adsp)
     assert mean_error(cases) < 0.03
 
 

@@ -18,7 +18,7 @@ from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError, predict
 from perfmodel.catalogue import catalogue
 from perfmodel.times.operator_transfer import stack_of
-from tests.measured import measured
+from tests.measured import predicted_cases
 
 ROW: dict[str, Any] = {
     "model": "1b", "seq_len": 2048, "num_gpus": 8, "gpu": "a100_80gb", "micro_batch": 4,
@@ -38,7 +38,7 @@ def table(folder: Path, *changes: dict[str, Any]) -> Path:
 
 @pytest.mark.slow
 def test_published_rows_are_predicted_from_other_models() -> None:
-    groups = summarise(llm_foundry.cases(measured(llm_foundry.ABOUT.folder)))
+    groups = summarise(predicted_cases(llm_foundry))
     assert groups["llm_foundry/fp8"]["median"] < 0.08
     found = groups["llm_foundry/models"]
     assert found["median"] < 0.08

@@ -14,7 +14,7 @@ from benchmarks.accuracy.reserved import quantiles
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError
 from perfmodel.predicting.memory import overhead
-from tests.measured import DATA, measured
+from tests.measured import measured, predicted_cases
 
 GIB = 2.0**30
 
@@ -90,7 +90,7 @@ def test_rows_without_memory_are_left_out(tmp_path: Path) -> None:
 def test_published_memory_is_predicted() -> None:
     for table in (memory.MEGATRON, memory.TORCHTITAN):
         measured(table.partition("/")[0], table.partition("/")[2])
-    cases = memory.cases(DATA)
+    cases = predicted_cases(memory)
     dense = [case for case in cases if "deepseek" not in case.name]
     assert summarise(dense)["memory/allocated"]["median"] < 0.01
     found = summarise(cases)
@@ -112,12 +112,12 @@ def test_memory_of_stages_is_predicted_from_other_tables() -> None:
     """Of BigScience's runs that ran out of memory, none would be planned."""
     for table in stage_memory.TABLES.values():
         measured(table.partition("/")[0], table.partition("/")[2])
-    found = summarise(stage_memory.cases(DATA))
+    found = summarise(predicted_cases(stage_memory))
     assert found["stage_memory/bigscience"]["median"] < 0.08
     assert found["stage_memory/bigscience"]["coverage90"] > 0.9
     assert found["stage_memory/internevo"]["median"] < 0.12
     assert found["stage_memory/sailor"]["median"] < 0.15
-    fits = [case for case in stage_memory.cases(DATA) if case.group == "stage_memory/fits"]
+    fits = [case for case in predicted_cases(stage_memory) if case.group == "stage_memory/fits"]
     out = [case.predicted for case in fits if not case.measured]
     assert len(out) == 2
     assert max(out) < 0.4

@@ -34,7 +34,7 @@ from benchmarks.accuracy.targets import COVERED, LIMITS, TARGETS
 from perfmodel import cli
 from perfmodel.base.errors import InputError
 from perfmodel.catalogue import catalogue
-from tests.measured import DATA
+from tests.measured import predicted_cases
 
 ABOUT = About(
     title="Rings in the lab",
@@ -221,10 +221,7 @@ LONG = ("pollux", "sia", "vtrain_llm")
 def test_canary_a_bias_breaks_the_coverage_of_a_source(name: str) -> None:
     """Steps 20 % longer than measured fall outside their intervals too often. For sources with
     wider intervals, steps are off by the square of what half of the intervals allow."""
-    folder = DATA / adapter(name).ABOUT.folder
-    if not folder.is_dir():
-        pytest.skip("the measurements are not there")
-    cases = adapter(name).cases(folder)
+    cases = predicted_cases(adapter(name))
     if coverage(cases) is None:
         pytest.skip("no step time has an interval")
     bias = 1.2

@@ -5,8 +5,7 @@ that need them are skipped if they are missing."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 
 import msgspec
@@ -24,11 +23,10 @@ from benchmarks.accuracy import (
     tables,
     tensorflow,
 )
-from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.summaries import ranking_summary, rankings, summarise
 from perfmodel import InputError, predict
 from perfmodel.inputs.profile import Layer
-from tests.measured import measured
+from tests.measured import measured, predicted_cases
 
 # -- the DNNs --------------------------------------------------------------------------------------
 
@@ -231,16 +229,6 @@ def test_predicted_rows_are_never_fitted_to() -> None:
 # -- the measured runs -----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def predicted() -> Callable[[ModuleType], list[Case]]:
-    @functools.cache
-    def cases(module: ModuleType) -> list[Case]:
-        found: list[Case] = module.cases(measured(module.ABOUT.folder))
-        return found
-
-    return cases
-
-
 @pytest.mark.parametrize(
     ("module", "split", "median", "p90"),
     [
@@ -260,13 +248,9 @@ def predicted() -> Callable[[ModuleType], list[Case]]:
 )
 @pytest.mark.slow
 def test_step_times_are_predicted(
-    predicted: Callable[[ModuleType], list[Case]],
-    module: ModuleType,
-    split: str,
-    median: float,
-    p90: float,
+    module: ModuleType, split: str, median: float, p90: float
 ) -> None:
-    found = summarise(predicted(module))[f"{module.__name__.rpartition('.')[2]}/{split}"]
+    found = summarise(predicted_cases(module))[f"{module.__name__.rpartition('.')[2]}/{split}"]
     assert found["median"] <= median
     assert found["p90"] <= p90
     least = 49 / 58 if (module, split) == (hkbu, "few") else 0.85  # by chance one time in eight
@@ -286,10 +270,8 @@ def test_step_times_are_predicted(
     ],
 )
 @pytest.mark.slow
-def test_baselines_are_beaten(
-    predicted: Callable[[ModuleType], list[Case]], module: ModuleType, split: str, times: float
-) -> None:
-    found = summarise(predicted(module))[f"{module.__name__.rpartition('.')[2]}/{split}"]
+def test_baselines_are_beaten(module: ModuleType, split: str, times: float) -> None:
+    found = summarise(predicted_cases(module))[f"{module.__name__.rpartition('.')[2]}/{split}"]
     for name in ("ideal scaling", "plain alpha-beta"):
         for figure in ("median", "p90"):
             if (module, name, figure) == (mxnet, "plain alpha-beta", "median"):
@@ -316,8 +298,8 @@ def test_canary_a_slower_network_is_noticed() -> None:
 
 
 @pytest.mark.slow
-def test_methods_are_ranked(predicted: Callable[[ModuleType], list[Case]]) -> None:
-    few = [case for case in predicted(hkbu) if "/few/" in case.group]
+def test_methods_are_ranked() -> None:
+    few = [case for case in predicted_cases(hkbu) if "/few/" in case.group]
     # ByteScheduler-PS has several connections per server, which runs on 4 GPUs do not reveal
     told = [case for case in few if "BERT-Large ByteScheduler-PS 8 GPUs 100GbE" not in case.name]
     assert ranking_summary(rankings(few))["settings"] == 6

@@ -19,7 +19,7 @@ from benchmarks.accuracy import fitted, transient
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError
-from tests.measured import measured
+from tests.measured import measured, predicted_cases
 
 pytestmark = pytest.mark.slow  # what they compare with is rarely at hand
 
@@ -68,7 +68,7 @@ def test_step_times_are_predicted(
     name: str, group: str, count: int, median: float, p90: float
 ) -> None:
     adapter = ADAPTERS[name]
-    cases = adapter.cases(shared(adapter))
+    cases = predicted_cases(adapter)
     found = summarise(cases)[group]
     assert found["n"] == count
     assert found["median"] < median
@@ -83,7 +83,7 @@ def test_the_stored_fits_are_reproduced_from_the_runs(
 ) -> None:
     adapter = ADAPTERS[name]
     folder = shared(adapter)
-    kept = adapter.cases(folder)
+    kept = predicted_cases(adapter)
     shutil.copy(fitted.FOLDER / "cmdare.json", tmp_path)
     monkeypatch.setattr(fitted, "FOLDER", tmp_path)
     adapter.fit(folder)
@@ -142,7 +142,7 @@ def test_predicted_rows_are_never_fitted_to(
         some = (case for case in cases if f"{name}/{split}/" in case.group and predicted(case))
         return {case.name: case.predicted for case in some}
 
-    before = of(ADAPTERS[name].cases(shared(ADAPTERS[name])))
+    before = of(predicted_cases(ADAPTERS[name]))
     assert before
     (tmp_path / "a").mkdir()
     assert of(changed(name, tmp_path / "a", monkeypatch, faster)) == before

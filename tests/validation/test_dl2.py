@@ -16,7 +16,7 @@ from benchmarks.accuracy import dl2, fitted
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError
 from perfmodel.calibration import ServersFit
-from tests.measured import measured
+from tests.measured import measured, predicted_cases
 from tests.settings import thinned
 
 pytestmark = pytest.mark.slow  # what they compare with is rarely at hand
@@ -149,8 +149,8 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 # -- the measured runs -----------------------------------------------------------------------------
 
 
-def test_step_times_are_predicted(folder: Path) -> None:
-    groups = summarise(dl2.cases(folder))
+def test_step_times_are_predicted() -> None:
+    groups = summarise(predicted_cases(dl2, SPEEDS))
     few = groups["dl2/few"]
     assert few["n"] >= 100
     assert few["median"] < 0.08

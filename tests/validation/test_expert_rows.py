@@ -12,7 +12,7 @@ from benchmarks.accuracy import dgxc_benchmarking, expert_rows, layouts
 from benchmarks.accuracy.summaries import summarise
 from perfmodel.catalogue import catalogue
 from perfmodel.inputs.decoder_parts import Experts
-from tests.measured import measured
+from tests.measured import predicted_cases
 from tests.validation.test_layouts import ROW, write
 
 EXPERTS: dict[str, Any] = {
@@ -79,8 +79,7 @@ def test_8_bits_are_predicted_from_16_of_the_same_layout(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_measured_recipes_are_predicted() -> None:
-    folder = measured("dgxc_benchmarking", "runs.csv")
-    cases = dgxc_benchmarking.cases(folder)
+    cases = predicted_cases(dgxc_benchmarking, "runs.csv")
     assert summarise(cases)["dgxc_benchmarking/estimated"]["median"] < 0.15
     anchored = [case for case in cases if "/anchored-" in case.group]
     sixteen = [abs(case.error) for case in anchored if "-bf16-" in case.name]

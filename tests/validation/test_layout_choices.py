@@ -7,7 +7,6 @@ missing.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from types import ModuleType
 
 import numpy as np
@@ -16,7 +15,7 @@ import pytest
 from benchmarks.accuracy import bigscience_tr11, libai, simumax_b200
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.summaries import choices
-from tests.measured import measured
+from tests.measured import predicted_cases
 
 pytestmark = pytest.mark.slow  # what they compare with is rarely at hand
 
@@ -29,11 +28,6 @@ SOURCES = (
 )
 
 
-@functools.cache
-def cases(module: ModuleType) -> tuple[Case, ...]:
-    return tuple(module.cases(measured(module.ABOUT.folder)))
-
-
 def losses(found: tuple[Case, ...]) -> list[float]:
     return [ranking.lost for ranking in choices(found).values()]
 
@@ -44,7 +38,7 @@ def within(found: list[float]) -> float:
 
 @pytest.mark.parametrize(("module", "settings"), SOURCES)
 def test_the_choice_is_within_5_percent_of_the_best(module: ModuleType, settings: int) -> None:
-    found = losses(cases(module))
+    found = losses(predicted_cases(module))
     assert len(found) >= settings
     assert within(found) >= GOOD
 
@@ -53,7 +47,7 @@ def test_choices_from_one_measured_run_are_good_in_8_of_10_settings() -> None:
     every = [
         loss
         for module in (libai, simumax_b200, bigscience_tr11)
-        for loss in losses(tuple(c for c in cases(module) if "/anchored" in c.group))
+        for loss in losses(tuple(c for c in predicted_cases(module) if "/anchored" in c.group))
     ]
     assert len(every) >= 10
     assert within(every) >= GOOD
@@ -63,6 +57,7 @@ def test_choices_from_one_measured_run_are_good_in_8_of_10_settings() -> None:
 def test_canary_choices_of_predictions_upside_down_are_bad() -> None:
     """The tests above rely on this: the slowest instead of the fastest."""
     upside_down = tuple(
-        dataclasses.replace(case, predicted=1.0 / case.predicted) for case in cases(simumax_b200)
+        dataclasses.replace(case, predicted=1.0 / case.predicted)
+        for case in predicted_cases(simumax_b200)
     )
     assert within(losses(upside_down)) < GOOD

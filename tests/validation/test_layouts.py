@@ -31,7 +31,7 @@ from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError, make_job, predict
 from perfmodel.inputs.replica import read_stage_layers
 from perfmodel.inputs.usual_losses import DEVICE_SPREAD, SLOWDOWN_PER_NEIGHBOUR
-from tests.measured import measured
+from tests.measured import predicted_cases
 
 ROW: dict[str, Any] = {
     "id": "one", "model": "gpt", "hidden": 256, "layers": 8, "heads": 4, "vocab": 128,
@@ -421,5 +421,4 @@ def test_unequal_devices_are_left_out() -> None:
     ],
 )
 def test_published_layouts(source: str, group: str, median: float) -> None:
-    folder = measured(adapter(source).ABOUT.folder, "runs.csv")
-    assert summarise(adapter(source).cases(folder))[group]["median"] < median
+    assert summarise(predicted_cases(adapter(source), "runs.csv"))[group]["median"] < median

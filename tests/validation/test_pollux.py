@@ -85,12 +85,6 @@ FIGURES = {
 """By split and cluster: median and 90th percentile of steps, mean of waiting parts."""
 
 
-def some(found: Iterable[dict[str, str]], cluster: str) -> list[dict[str, str]]:
-    """Every tenth row, plus all rows on one node, which predictions need."""
-    own = [row for row in found if not cluster or row["cluster"] == cluster]
-    return [row for i, row in enumerate(own) if row["num_nodes"] == "1" or i % 10 == 0]
-
-
 def check(source: ModuleType, found: list[Case], figures: tuple[Any, ...]) -> None:
     split, cluster, median, p90, idle = figures
     name = f"{source.SOURCE}/{split}" + (f"-{cluster}" if cluster else "")
@@ -105,14 +99,6 @@ def check(source: ModuleType, found: list[Case], figures: tuple[Any, ...]) -> No
     ]
     if cluster not in ("dgx", "quad"):  # waiting is negligible
         assert error(found, name, 0.5) < min(naive)
-
-
-def test_some_steps_are_predicted(tmp_path: Path) -> None:
-    folder, first = DATA / pollux.ABOUT.folder, FIGURES["pollux"][0]
-    if not (folder / placement_rows.FILE).is_file():
-        pytest.skip("the measured steps are not at hand")
-    every = rows(folder / placement_rows.FILE)
-    check(pollux, pollux.cases(write(tmp_path, some(every, first[1]))), first)
 
 
 def test_every_step_is_predicted(source: ModuleType) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from benchmarks.accuracy.summaries import ranking_summary, rankings, summarise
 from benchmarks.accuracy.targets import TARGETS
 from perfmodel import InputError, Job, Prediction, predict
 from perfmodel.inputs.calibration import Calibration
-from tests.measured import measured
+from tests.measured import measured, predicted_cases
 
 pytestmark = pytest.mark.slow  # what they compare with is rarely at hand
 
@@ -29,9 +28,6 @@ pytestmark = pytest.mark.slow  # what they compare with is rarely at hand
 def folder() -> Path:
     return measured(testbed.ABOUT.folder, "results.jsonl")
 
-
-LONG = ("adpsgd", "mxnet_ps")
-"""Architectures of runs that take long to simulate."""
 
 WORST = {
     "testbed/ring": 0.04,
@@ -47,30 +43,19 @@ WORST = {
 """Largest error of each group."""
 
 
-@pytest.fixture(scope="module", params=["quick", pytest.param("all", marks=pytest.mark.slow)])
-def found(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: Any) -> list[Case]:
-    """The runs that are simulated quickly, or all of them."""
-    if request.param == "all":
-        return testbed.cases(folder)
-    some = tmp_path_factory.mktemp("quick")
-    lines = (folder / "results.jsonl").read_text().splitlines(keepends=True)
-    kept = [line for line in lines if json.loads(line)["config"]["arch"] not in LONG]
-    (some / "results.jsonl").write_text("".join(kept))
-    if (folder / "gloo.jsonl").exists():
-        shutil.copy(folder / "gloo.jsonl", some)
-    return testbed.cases(some)
+@pytest.fixture
+def found() -> tuple[Case, ...]:
+    return predicted_cases(testbed, "results.jsonl")
 
 
-@pytest.fixture(scope="module")
-def groups(found: list[Case]) -> dict[str, dict[str, Any]]:
+@pytest.fixture
+def groups(found: tuple[Case, ...]) -> dict[str, dict[str, Any]]:
     return summarise(found)
 
 
-def test_step_times_are_predicted(
-    request: pytest.FixtureRequest, groups: dict[str, dict[str, Any]]
-) -> None:
+def test_step_times_are_predicted(groups: dict[str, dict[str, Any]]) -> None:
     targets = [target for target in TARGETS if target.group in WORST and target.group in groups]
-    assert len(targets) == (9 if "all" in request.node.name else 6)
+    assert len(targets) == 9
     for name, median, p90 in targets:
         assert groups[name]["n"] >= 2
         assert groups[name]["median"] < median
@@ -81,8 +66,7 @@ def test_step_times_are_predicted(
 def test_mean_staleness_is_predicted(groups: dict[str, dict[str, Any]]) -> None:
     assert groups["testbed/ps_async:staleness"]["worst"] < 0.05
     assert groups["testbed/ps_ssp:staleness"]["worst"] < 0.15
-    if "testbed/adpsgd" in groups:
-        assert groups["testbed/adpsgd:staleness"]["worst"] < 0.3
+    assert groups["testbed/adpsgd:staleness"]["worst"] < 0.3
 
 
 def test_idleness_is_predicted(groups: dict[str, dict[str, Any]]) -> None:
@@ -101,13 +85,13 @@ def test_baselines_are_beaten(groups: dict[str, dict[str, Any]]) -> None:
         assert every["p90"] < every["others"][name]["p90"] / 4.0
 
 
-def test_runs_are_ranked(found: list[Case]) -> None:
+def test_runs_are_ranked(found: tuple[Case, ...]) -> None:
     ranking = ranking_summary(rankings(found))
     assert ranking["settings"] >= 5
     assert ranking["median_kendall_tau"] >= 0.9
 
 
-def test_unequal_shares_explain_slow_incast(folder: Path, found: list[Case]) -> None:
+def test_unequal_shares_explain_slow_incast(folder: Path, found: tuple[Case, ...]) -> None:
     """Without the queue, steps of 6 and 8 workers with many small layers are 10 % too short."""
     fair = {
         run.name: predict(without_queue(run.job)).iteration_s / (run.step_s or 0.0) - 1.0
