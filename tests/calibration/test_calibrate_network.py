@@ -464,6 +464,7 @@ def test_json_holds_all_results(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.draws
 def test_a_figure_is_written_next_to_the_cluster(folder: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
     code, _, err = run("lab.json", "--output", "c.json", "--plot", "fit.svg")

@@ -560,6 +560,7 @@ COMMAND = "calibrate runs runs.csv --workload deep.json --device board --cluster
 
 
 @pytest.mark.slow
+@pytest.mark.draws
 def test_the_command_plots_estimates_and_errors(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -320,6 +320,7 @@ def test_the_command_prints_the_library_result(tmp_path: Path) -> None:
     assert "2026-08-26" in text
 
 
+@pytest.mark.draws
 def test_the_figure_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert plan(fidelity="coarse", **SMALL).to_image("png").startswith(b"\x89PNG")

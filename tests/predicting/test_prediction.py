@@ -153,6 +153,7 @@ def test_no_two_slices_of_a_trace_overlap_on_one_thread(
     assert min(e["pid"] for e in events) >= 0
 
 
+@pytest.mark.draws
 def test_a_plot_is_an_image_and_needs_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     result = predict(job(WORK, cluster(), 2, "ps"))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

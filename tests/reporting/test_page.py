@@ -18,6 +18,7 @@ from perfmodel.validation import shipped_cases, validate
 from tests.reporting.pages import loads, tables
 
 pytest.importorskip("bokeh", reason="needs the extra 'report'")
+pytestmark = pytest.mark.draws
 
 OF_ASSUMPTIONS = (
     *("assumption", "value", "alternative", "throughput_samples_per_s", "ratio", "source"),

@@ -9,6 +9,7 @@ import pytest
 from perfmodel.reporting.contents import INK, Axis, Bars, Mark, Panel, Ranges, Series, Span
 
 pytest.importorskip("bokeh", reason="needs the extra 'report'")
+pytestmark = pytest.mark.draws
 
 
 def drawn(*marks: Mark, x: Axis | None = None, y: Axis | None = None) -> Any:

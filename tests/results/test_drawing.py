@@ -32,6 +32,7 @@ from tests.results.readable import check
 from tests.settings import thinned
 
 pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
+pytestmark = pytest.mark.draws
 
 WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)
 

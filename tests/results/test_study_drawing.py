@@ -18,6 +18,7 @@ from tests.jobs import cluster, job, workload
 from tests.results.readable import bars, check
 
 pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
+pytestmark = pytest.mark.draws
 
 WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)
 JOB: dict[str, Any] = {"workload": WORK, "cluster": cluster(), "workers": 4, "arch": "ps"}

@@ -19,6 +19,7 @@ from perfmodel.inputs.cluster import Cluster, Link
 from perfmodel.inputs.job import Jitter, Straggler
 
 JOB: dict[str, Any] = {"model": "resnet18", "arch": "asp", "workers": 3}
+pytestmark = pytest.mark.draws
 needs_bokeh = pytest.mark.skipif(
     importlib.util.find_spec("bokeh") is None, reason="needs the extra 'report'"
 )

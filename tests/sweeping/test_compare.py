@@ -280,6 +280,7 @@ def test_invalid_comparisons_are_refused(count: int, names: list[str] | None, sa
     assert str(error.value) == said
 
 
+@pytest.mark.draws
 def test_the_bars_of_a_figure_are_as_long_as_the_iterations() -> None:
     pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
     found = compare([ring(1.0, stragglers=[Straggler(1, 1.5)]), ring(3.0)], ["a", "b"])

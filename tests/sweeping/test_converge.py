@@ -210,6 +210,7 @@ def test_the_library_refuses_the_same_input() -> None:
         converge(SETUP, target=1.5, **JOB)
 
 
+@pytest.mark.draws
 def test_a_plot_has_a_line_for_each_job(found: Convergence) -> None:
     pytest.importorskip("matplotlib")
     left, right = found.plot().axes

@@ -486,6 +486,7 @@ def test_a_sweep_is_coarse_if_that_is_accurate_enough() -> None:
 # -- figures ----------------------------------------------------------------------------------
 
 
+@pytest.mark.draws
 def test_a_figure_has_a_line_for_each_series() -> None:
     pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
     found = sweep(**SMALL, arch=["ring", "ps"], workers=[1, 2, 4, 8], bandwidth_bytes_per_s=[1, 9])
@@ -515,6 +516,7 @@ def test_a_figure_has_a_line_for_each_series() -> None:
         ({"workers": 2, "jitter": [0.0, 0.1, 0.2]}, "jitter (fraction)", "linear"),
     ],
 )
+@pytest.mark.draws
 def test_a_figure_uses_the_preferred_x_axis(
     arguments: dict[str, Any], over: str, scale: str
 ) -> None:
@@ -523,6 +525,7 @@ def test_a_figure_uses_the_preferred_x_axis(
     assert (idle.get_xlabel(), idle.get_xscale()) == (over, scale)
 
 
+@pytest.mark.draws
 def test_figures_have_bars_for_names_and_few_lines_for_many_series() -> None:
     pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
     words = sweep(**SMALL, workers=2, arch=["ring", "ps", "p2p"])
@@ -681,6 +684,7 @@ def test_wrong_command_lines_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.draws
 def test_a_figure_of_an_unknown_format_is_refused_immediately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -692,6 +696,7 @@ def test_a_figure_of_an_unknown_format_is_refused_immediately(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.draws
 def test_files_of_a_sweep(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
     table, picture = tmp_path / "a.csv", tmp_path / "a.svg"

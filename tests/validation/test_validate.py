@@ -445,6 +445,7 @@ def test_no_cases_are_refused() -> None:
         validate([])
 
 
+@pytest.mark.draws
 def test_the_figure_shows_every_case(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     answer = validate(read_cases(written(tmp_path)))
