@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
+import hashlib
 import shutil
 import subprocess
 import tempfile
@@ -19,6 +19,7 @@ from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 
 SOURCE = Path(__file__).with_name("oracle.cpp")
+BUILT = Path(__file__).parents[2] / "build" / "simgrid"
 NEEDED = "SimGrid (Debian package libsimgrid-dev) and g++ are needed for this oracle"
 
 Times = NDArray[np.float64]
@@ -77,21 +78,28 @@ def missing() -> str:
         capture_output=True,
         check=False,
     )
-    library = subprocess.run(
-        [compiler, "-print-file-name=libsimgrid.so"], text=True, capture_output=True, check=True
-    )
-    found = header.returncode == 0 and Path(library.stdout.strip()).is_absolute()
-    return "" if found else NEEDED
+    return "" if header.returncode == 0 and library().is_absolute() else NEEDED
+
+
+def library() -> Path:
+    """SimGrid, whose resolved name has its version; a relative path if it is missing."""
+    words = ["g++", "-print-file-name=libsimgrid.so"]
+    printed = subprocess.run(words, text=True, capture_output=True, check=True).stdout
+    return Path(printed.strip())
 
 
 @functools.cache
 def binary() -> Path:
-    """The oracle, built once per process."""
-    folder = tempfile.mkdtemp(prefix="perfmodel-simgrid-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    target = Path(folder) / "oracle"
-    words = ["g++", "-std=c++17", "-O0", "-w", str(SOURCE), "-o", str(target), "-lsimgrid"]
-    subprocess.run(words, check=True)
+    """The oracle, built once for each version of its source and of SimGrid."""
+    version = hashlib.sha256(SOURCE.read_bytes() + str(library().resolve()).encode()).hexdigest()
+    target = BUILT / version
+    if not target.exists():
+        BUILT.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=BUILT) as folder:
+            made = Path(folder) / "oracle"
+            words = ["g++", "-std=c++17", "-O0", "-w", str(SOURCE), "-o", str(made), "-lsimgrid"]
+            subprocess.run(words, check=True)
+            made.replace(target)  # another process may have built it meanwhile
     return target
 
 
