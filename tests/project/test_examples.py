@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from perfmodel import plan
-from tests.settings import thinned
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(FOLDER.glob("[0-9]*.py"))
@@ -26,7 +25,7 @@ def test_there_are_examples_and_each_has_an_output() -> None:
     assert {e.stem for e in EXAMPLES} == {o.stem for o in FOLDER.glob("*.out")} or UPDATE
 
 
-@pytest.mark.parametrize("example", thinned(EXAMPLES, 4), ids=lambda e: e.stem)
+@pytest.mark.parametrize("example", EXAMPLES if UPDATE else EXAMPLES[::4], ids=lambda e: e.stem)
 def test_example_prints_its_output(example: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", str(example)],
@@ -48,19 +47,28 @@ def test_example_prints_its_output(example: Path, tmp_path: Path) -> None:
 
 
 def drawn(example: Path, path: Path) -> None:
-    """Run an example that draws a figure."""
+    """Run an example that draws a figure; it prints the same as without."""
     pytest.importorskip("matplotlib")
-    subprocess.run([sys.executable, "-W", "error", str(example), str(path)], check=True)
+    printed = subprocess.run(
+        [sys.executable, "-W", "error", str(example), str(path)],
+        cwd=path.parent,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+        encoding="utf-8",
+        stdout=subprocess.PIPE,
+        check=True,
+    ).stdout
+    assert printed == example.with_suffix(".out").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.stem)
-def test_example_draws_its_picture(example: Path, tmp_path: Path) -> None:
+def test_example_draws_its_picture_and_prints_its_output(example: Path, tmp_path: Path) -> None:
     committed = FOLDER / "pictures" / f"{example.stem}.png"
     drawn(example, tmp_path / "picture.png")
     header = (tmp_path / "picture.png").read_bytes()[:24]
     assert header.startswith(b"\x89PNG")
     assert header == committed.read_bytes()[:24]  # signature, width and height
+    assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.stem)
