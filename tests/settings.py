@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 FEW, FIXED, MORE, LONG = "few", "fixed", "more", "long"
-"""Profiles: a tenth of the examples, for runs of many mutants; the same examples each time; eight
+"""Profiles: a tenth of the examples, for runs of many mutants; the same examples each time; four
 times as many, also the same each time; forty times as many, different each time."""
 
 FIXED_EXAMPLES = 50
@@ -23,7 +23,7 @@ settings.register_profile(
     phases=set(Phase) - {Phase.explain},  # it traces every line: tests would take twice as long
 )
 settings.register_profile(FEW, settings.get_profile(FIXED), max_examples=FIXED_EXAMPLES // 10)
-settings.register_profile(MORE, settings.get_profile(FIXED), max_examples=8 * FIXED_EXAMPLES)
+settings.register_profile(MORE, settings.get_profile(FIXED), max_examples=4 * FIXED_EXAMPLES)
 settings.register_profile(
     LONG, settings.get_profile(FIXED), max_examples=40 * FIXED_EXAMPLES, derandomize=False
 )

@@ -31,7 +31,8 @@ COMMANDS = [
     pytest.param("validate", marks=pytest.mark.slow),
     pytest.param("advise --model vgg16 --device v100 --workers 8", marks=pytest.mark.slow),
     pytest.param(
-        "plan --model resnet50 --dataset-size 1281167 --top 3 --fidelity coarse",
+        "plan --model resnet50 --dataset-size 1281167 --instance g2-standard-4 "
+        "--workers 8,16 --arch ps,allreduce --batch-size 64 --top 3 --fidelity coarse",
         marks=pytest.mark.slow,
     ),
 ]
