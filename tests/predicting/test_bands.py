@@ -157,10 +157,9 @@ def test_the_table_has_every_group_and_classes_that_are_large_enough() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drawn", [75, pytest.param(300, marks=pytest.mark.slow)])
-def test_declared_bands_hold_for_replicas(drawn: int) -> None:
+def test_declared_bands_hold_for_replicas() -> None:
     """Of jobs that neither measured the bands nor checked them; exact is exact."""
-    inside = []
+    inside, drawn = [], 300
     for number in range(drawn):
         job = replica_cell(REPLICAS_FROM + FRESH, number).job
         if coarse.leaves_out(job) is not None:
@@ -251,19 +250,11 @@ def by_formula(one: Cell) -> bool:
 
 
 @pytest.mark.slow
-def test_auto_is_within_its_tolerance_for_nine_in_ten_small_jobs() -> None:
-    """Only jobs that it answers by formulas count; simulated ones are exact."""
-    jobs = [one for one in first_cells() if one.job.workers <= SMALL and by_formula(one)]
-    assert len(jobs) >= 50
-    found = [near for each in near_enough(jobs[::2]).values() for near in each]
-    assert np.mean(found) >= 0.9
-
-
-@pytest.mark.slow
 def test_auto_is_within_its_tolerance_for_nine_in_ten_jobs() -> None:
-    found = near_enough([one for one in cells(FRESH, MANY) if by_formula(one)])
+    drawn = list(cells(FRESH, MANY))
+    found = near_enough([one for one in drawn if by_formula(one)])
     asked = defaultdict(int)
-    for one in cells(FRESH, MANY):
+    for one in drawn:
         asked[one.job.architecture.name] += 1
     for name in names():
         wrong = sum(not near for near in found[name])

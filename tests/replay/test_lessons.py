@@ -57,12 +57,17 @@ def task(name: str) -> TrainingTask:
 
 @cache
 def curves(
-    name: str, kind: Kind, workers: int, optimizer: Optimizer, gradients: int = GRADIENTS
+    name: str,
+    kind: Kind,
+    workers: int,
+    optimizer: Optimizer,
+    gradients: int = GRADIENTS,
+    seeds: int = SEEDS,
 ) -> tuple[Curve, ...]:
     """One curve per seed."""
     options, job = dict(kind.options), dict(kind.job)
     found = []
-    for seed in range(SEEDS):
+    for seed in range(seeds):
         schedule = recorded(
             kind.arch, options, workers, gradients, batch_size=BATCH, seed=seed, **job
         )
@@ -191,7 +196,7 @@ OWN = replace(STEEP, scaling="none")
 
 
 def hard(kind: Kind) -> tuple[Curve, ...]:
-    return curves("hard", kind, 8, OWN, 4 * GRADIENTS)
+    return curves("hard", kind, 8, OWN, 4 * GRADIENTS, seeds=4)
 
 
 def exchanging(arch: str, period: int) -> Kind:
