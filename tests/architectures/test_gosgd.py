@@ -17,6 +17,7 @@ from perfmodel.engine.simulation import simulate, timeline
 from perfmodel.graph.op_graph import OpGraph
 from tests import oracles
 from tests.jobs import cluster, job, workload
+from tests.settings import thinned
 
 WORK = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)
 """Computes for 4 s, and has a model of 3 bytes."""
@@ -220,7 +221,7 @@ def test_an_invalid_value_is_refused(options: dict[str, Any], text: str) -> None
         job(WORK, cluster(), 2, "gosgd", options)
 
 
-@pytest.mark.parametrize("start", ["together", "staggered"])
+@pytest.mark.parametrize("start", thinned(["together", "staggered"]))
 def test_a_link_that_is_slightly_too_slow_eventually_sets_the_pace(start: str) -> None:
     """Steps of 3.5 s, and p M / B = 3.715 s: what is sent piles up for hundreds of steps before a
     worker has to wait, yet in the long run no step can be shorter than its messages."""

@@ -17,6 +17,7 @@ from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.engine.simulation import simulate, timeline
 from perfmodel.graph.op_graph import block_of
 from tests.jobs import cluster, job, workload
+from tests.settings import thinned
 
 TWO_LAYERS = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], batch_size=4)
 ONE_LAYER = workload([1.0], [1.0], [1.0], batch_size=4)
@@ -204,7 +205,7 @@ def test_a_server_with_one_huge_tensor_is_the_bottleneck() -> None:
     ],
     ids=["equal", "lognormal", "exponential", "straggler"],
 )
-@pytest.mark.parametrize("duplex", [False, True])
+@pytest.mark.parametrize("duplex", thinned([False, True]))
 def test_mean_staleness_is_one_less_than_the_workers(
     workers: int, fields: dict[str, Any], duplex: bool
 ) -> None:

@@ -96,6 +96,7 @@ def test_canary_without_the_window_latency_is_hidden() -> None:
     assert idle(0.2, 1e9) < 0.2
 
 
+@pytest.mark.slow
 def test_training_gets_slower_with_colocated_servers() -> None:
     """Figure 9c: for both kinds of training, more servers on the same machines take longer."""
     for sync in ("bsp", "asp"):
@@ -119,12 +120,14 @@ def lost(algorithm: str, setting: str) -> float:
     return float(few - many)
 
 
+@pytest.mark.slow
 def test_infrequent_averaging_loses_accuracy_with_more_workers() -> None:
     """Table III: EASGD of period 8 loses 0.25, GoSGD of probability 0.01 loses 0.28."""
     assert lost("EASGD", "period 8") > 0.1
     assert lost("GoSGD", "probability 0.01") > 0.1
 
 
+@pytest.mark.slow
 def test_canary_nothing_is_lost_if_gradients_reach_all_workers() -> None:
     """Table III: BSP and AD-PSGD lose less than 0.01."""
     assert lost("BSP", "") < 0.05

@@ -6,7 +6,6 @@ import csv
 import itertools
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -38,12 +37,10 @@ from perfmodel.inputs.measured_collectives import measured_collective_s
 from perfmodel.measuring.measurements import Measurement, Measurements, Operation
 from perfmodel.theory.collective_times import Growth
 from tests.jobs import job, workload
+from tests.measured import measured, predicted_cases
 from tests.settings import thinned
 
 SIZES = [float(2**k) for k in range(3, 27)]
-SHARED = Path(
-    os.environ.get("PERFMODEL_DATA", Path(__file__).resolve().parents[3] / "shared" / "data")
-)
 
 
 def points_of(
@@ -539,9 +536,8 @@ def test_nothing_is_written_after_an_error(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def groups() -> dict[str, dict[str, Any]]:
-    if not (SHARED / "comm_microbench").is_dir():
-        pytest.skip("the measurements of others are not at hand (set PERFMODEL_DATA)")
-    return summarise(sets.cases(SHARED))
+    measured("comm_microbench")
+    return summarise(predicted_cases(sets))
 
 
 @pytest.mark.parametrize(

@@ -300,6 +300,7 @@ def test_intervals_have_their_stated_coverage() -> None:
     assert 0.75 <= np.mean(held) <= 0.98  # 60 intervals of 90 %
 
 
+@pytest.mark.slow
 def test_two_outliers_among_24_runs_do_not_move_the_fit() -> None:
     runs = made(TRUTH)
     fit, right = fit_runs(spoilt(runs), fit=list(TRUTH)), fit_runs(runs, fit=list(TRUTH))
@@ -359,6 +360,7 @@ def test_jitter_is_recovered() -> None:
     assert jitter.cv == fit["jitter"].value
 
 
+@pytest.mark.slow
 def test_server_costs_are_recovered() -> None:
     truth = {"update_per_tensor_s": 2e-3, "update_per_byte_s": 2e-9}
     fit = fit_runs(made(truth, archs=("ps", "asp")), fit=list(truth))
@@ -421,6 +423,7 @@ def test_parameters_identifiable_only_together_are_reported() -> None:
 # alternatives
 
 
+@pytest.mark.slow
 def test_held_out_errors_exceed_residuals() -> None:
     fit = fit_runs(made(TRUTH, archs=("ring",), models=(DEEP,), noise=0.05))
     assert fit.held_out is not None

@@ -91,16 +91,12 @@ def ring(workers: int, jitter: float) -> Job:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "workers", [48, pytest.param(256, marks=pytest.mark.slow)], ids=["small", "large"]
-)
-def test_a_delay_that_travels_one_neighbour_an_iteration_reaches_all(workers: int) -> None:
+def test_a_delay_that_travels_one_neighbour_an_iteration_reaches_all() -> None:
     """In the long run, every worker of a ring is as slow as the slowest with its jitter."""
+    workers = 48
     found = perfmodel.predict(ring(workers, 0.05))
     graph = build_graph(ring(workers, 0.05))
     steady = 128.0 * pace(graph, 7, 4 * workers, 6 * workers)
-    if workers == 256:
-        assert steady == pytest.approx(77_600, rel=0.005)
     assert found.throughput_samples_per_s == pytest.approx(
         steady, rel=found.throughput_ci_fraction + 0.002
     )
@@ -368,7 +364,7 @@ def offs() -> dict[int, tuple[float, float]]:
     """By seed of a random job: its rate over that of the long run, and the half-width of its
     interval; without periodic jobs."""
     ratios = {}
-    for seed in range(7 * len(SYSTEMS)):  # seven of each kind
+    for seed in range(14 * len(SYSTEMS)):  # as many of each kind
         graph = build_graph(uneven_job(seed))
         found = simulate(graph, seed=seed, compiled=True)
         if not found.periodic:
@@ -386,7 +382,7 @@ def covered(wrong_by: float = 0.0) -> float:
 
 @pytest.mark.slow
 def test_intervals_cover_92_to_98_percent_of_random_jobs() -> None:
-    assert len(offs()) > 88
+    assert len(offs()) > 176
     assert 0.92 <= covered() <= 0.98
 
 

@@ -282,6 +282,7 @@ def test_canary_a_wrong_formula_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
     assert np.mean(found) < 0.5
 
 
+@pytest.mark.slow
 def test_declared_bands_hold_on_small_jobs() -> None:
     """90 % of the jobs that are not exact are within their declared error."""
     jobs = [one for one in first_cells() if one.job.workers <= SMALL and known(one)]

@@ -37,6 +37,7 @@ from perfmodel.predicting.replicas import stage_jobs
 from perfmodel.replicas.seats import of_groups, positions_of, seats_of
 from perfmodel.replicas.stage_memory import on_device
 from perfmodel.times.context_parallel import part_layers
+from tests.settings import thinned
 
 MB, F_S, B_S = 1e6, 1.0, 2.0
 """All sizes are in this unit, links have as many bytes per second; passes of a layer."""
@@ -227,7 +228,7 @@ ARCHITECTURES = ("ring", "fsdp", "ps", "asp", "local_sgd", "diloco", "gosgd", "a
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("pipeline", [1, 2])
+@pytest.mark.parametrize("pipeline", thinned([1, 2], first=1))
 def test_every_architecture_runs_between_such_replicas(arch: str, pipeline: int) -> None:
     """One exchange of 0.75 s and 1.5 s of 1 MB per layer and micro-batch is always there."""
     layers = work(4, layers=2, keys=1.0)

@@ -230,9 +230,8 @@ def test_only_attention_changes() -> None:
 def test_documents_longer_than_sequences_are_cut() -> None:
     whole, long = make_job(**LLAMA), make_job(**LLAMA, document_length=1e9, document_spread=0)
     assert long.workload.compute_s == pytest.approx(whole.workload.compute_s, rel=1e-4)
-    assert predict(long).idle_fraction.mean == pytest.approx(
-        predict(whole).idle_fraction.mean, abs=1e-3
-    )
+    waits = [predict(each, iterations=10).idle_fraction.mean for each in (long, whole)]
+    assert waits[0] == pytest.approx(waits[1], abs=1e-3)
 
 
 def test_the_speed_of_one_device_is_that_of_packed_sequences() -> None:

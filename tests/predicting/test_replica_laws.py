@@ -268,7 +268,7 @@ def pipeline(schedule: str, stages: int, passes: int, chunks: int, **more: Any) 
 
 @pytest.mark.parametrize("part", thinned(range(2)))
 @pytest.mark.parametrize("transfers", thinned(["torch", "gloo", "blocking", "ahead"]))
-@pytest.mark.parametrize("schedule", ONE_CHUNK + SEVERAL_CHUNKS)
+@pytest.mark.parametrize("schedule", thinned(ONE_CHUNK + SEVERAL_CHUNKS))
 def test_stages_never_wait_for_each_other_for_ever(
     schedule: str, transfers: str, part: int
 ) -> None:

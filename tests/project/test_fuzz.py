@@ -58,7 +58,7 @@ from tests.traces.test_deepspeed import OUTPUT
 from tests.traces.test_traces import data_parallel
 
 INPUTS = Path(__file__).parents[1] / "inputs" / "valid"
-FEW, MANY = 30, 500
+FEW, MANY = 15, 500
 ASKED = os.environ.get("PERFMODEL_FUZZ")
 SECONDS, TIMES, MORE_BYTES = 2.0, 22.0, 500 * 10**6
 SMALL = 2e5

@@ -19,6 +19,7 @@ from perfmodel.replay.data import mixture
 from perfmodel.replay.optimizer import Optimizer
 from perfmodel.replay.replay import replay
 from perfmodel.replay.tasks import TrainingTask, make_task, network_task
+from perfmodel.results.schedule import Schedule
 from tests.replay.recorded import recorded
 
 pytestmark = pytest.mark.slow
@@ -56,6 +57,12 @@ def task(name: str) -> TrainingTask:
 
 
 @cache
+def schedule(kind: Kind, workers: int, gradients: int, seed: int) -> Schedule:
+    options, job = dict(kind.options), dict(kind.job)
+    return recorded(kind.arch, options, workers, gradients, batch_size=BATCH, seed=seed, **job)
+
+
+@cache
 def curves(
     name: str,
     kind: Kind,
@@ -65,14 +72,12 @@ def curves(
     seeds: int = SEEDS,
 ) -> tuple[Curve, ...]:
     """One curve per seed."""
-    options, job = dict(kind.options), dict(kind.job)
-    found = []
-    for seed in range(seeds):
-        schedule = recorded(
-            kind.arch, options, workers, gradients, batch_size=BATCH, seed=seed, **job
+    return tuple(
+        replay(
+            schedule(kind, workers, gradients, seed), task(name), optimizer, seed, evaluations=16
         )
-        found.append(replay(schedule, task(name), optimizer, seed, evaluations=16))
-    return tuple(found)
+        for seed in range(seeds)
+    )
 
 
 def diverged(found: tuple[Curve, ...]) -> int:

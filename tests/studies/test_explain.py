@@ -144,7 +144,7 @@ def test_explain_prints_sentences() -> None:
 
 @pytest.mark.slow
 def test_explain_as_json_has_the_fields_of_an_explanation() -> None:
-    line = "explain --model resnet50 --device v100 --workers 8 --arch asp --json --against easgd"
+    line = "explain --model resnet18 --workers 4 --arch ring --json --against ps"
     values = json.loads(run(line))
     assert set(values) == {*Explanation.__struct_fields__, "against"} - {"job"}
     assert values["schema"] == "perfmodel.explanation/1"
