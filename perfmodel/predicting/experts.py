@@ -9,6 +9,7 @@ sum what comes out.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.base.arrays import Ids
+from perfmodel.base.same import Same
 from perfmodel.communication.costs import Cost, LinkCosts
 from perfmodel.communication.exchanges import Exchange
 from perfmodel.communication.fabric import Fabric
@@ -34,12 +36,12 @@ from perfmodel.times.tensor_parallel import with_tensors
 
 
 class Placed(msgspec.Struct, frozen=True, eq=False):
-    """The devices of a stage, in the order of their numbers.
+    """The devices of a stage, in the order of their numbers; equal ones are one object.
 
     Attributes
     ----------
     cluster : with the nodes of all devices, all alike.
-    devices : (devices,).
+    devices : (devices,), moved by whole nodes so that the first is on the first node.
     within : devices that count as one worker of the stage's job.
     tensor, sharing : devices that divide the layers of a replica, and its tokens.
     """
@@ -53,10 +55,11 @@ class Placed(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, cluster: Cluster, seats: Seats, replica: Replica, within: int) -> Placed:
         """Return the devices of a stage, of which ``within`` count as one."""
-        alone = msgspec.structs.replace(cluster, overrides=(), sites=(), site_links=())
-        devices = seats.position[:, None] * within + np.arange(within)
+        devices = (seats.position[:, None] * within + np.arange(within)).ravel()
+        if not cluster.devices_on_nodes:
+            devices = devices - devices[0] // cluster.devices_per_node * cluster.devices_per_node
         sharing = replica.tensor * replica.context
-        return cls(alone, devices.ravel(), within, replica.tensor, sharing)
+        return _placed(Same(cluster), devices.tobytes(), within, replica.tensor, sharing)
 
     def members(self, experts: ExpertParallel, *, of_expert: bool) -> Members:
         """Return the groups that exchange tokens, or those that divide each expert: all on the
@@ -71,6 +74,14 @@ class Placed(msgspec.Struct, frozen=True, eq=False):
         inside = len(np.unique(fabric.place[groups[0]])) == 1
         measured = self.cluster.inside_collectives if inside else ()
         return Members(fabric, measured, groups)
+
+
+@functools.lru_cache(maxsize=64)
+def _placed(on: Same[Cluster], devices: bytes, within: int, tensor: int, sharing: int) -> Placed:
+    """Return the devices of a stage; layouts that differ in other ways share them, and their
+    exchanges."""
+    alone = msgspec.structs.replace(on.value, overrides=(), sites=(), site_links=())
+    return Placed(alone, np.frombuffer(devices, np.int64), within, tensor, sharing)
 
 
 def with_experts(
@@ -157,6 +168,7 @@ def _longer_update(workload: Workload, experts: ExpertParallel, placed: Placed) 
     return 1.0 + (together - 1.0) * (part / whole if whole else 0.0)
 
 
+@functools.lru_cache(maxsize=256)
 def _load(experts: ExpertParallel, placed: Placed, routed: Routed) -> float:
     """Return the expected largest load of a device over the mean; 1 if experts have a capacity, as
     all their places are sent and computed."""
@@ -169,6 +181,7 @@ def _load(experts: ExpertParallel, placed: Placed, routed: Routed) -> float:
     )
 
 
+@functools.lru_cache(maxsize=256)
 def _dispatch(
     experts: ExpertParallel, placed: Placed, routed: Routed, load: float
 ) -> tuple[Sums, float]:
@@ -255,6 +268,7 @@ def reduced(workload: Workload, experts: ExpertParallel, placed: Placed) -> Work
     return accumulated(made, workload.accumulation, workload.batch_size)
 
 
+@functools.lru_cache(maxsize=256)
 def _share_of_reduction(placed: Placed, workers: int, together: int, size: float) -> float:
     """Return the time of all-reduces among every ``together``-th worker over that among all."""
     if workers == together:

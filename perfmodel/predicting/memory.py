@@ -79,12 +79,12 @@ def stages_of(job: Job, replica: Replica, most: int | None = None) -> list[Parts
     Each is a worker of its stage's job; its architecture shards states, gradients and parameters of
     a stage among its devices at the same place of all replicas.
     """
-    from perfmodel.predicting.replicas import stage_jobs
+    from perfmodel.predicting.replicas import placed_stages
     from perfmodel.replicas.stage_memory import device_works
 
     device = _device_of(job)
     accelerator = device is not None and device.kind == "gpu"
-    jobs = [one.job for one in stage_jobs(job, most)]
+    jobs = [one.job for one in placed_stages(job, most)]
     together = 1 if replica.experts is None else replica.experts.devices // job.counted_as_one
     stages = []
     works = device_works(job.workload, replica, accelerator=accelerator, most=most)

@@ -81,10 +81,42 @@ _last: dict[str, tuple[Job, list[StageJob]]] = {}
 
 
 def _stage_jobs(job: Job, most: int | None = None) -> list[StageJob]:
+    replica, within, slower = replica_of(job), job.context_workers, slowdown_of(job)
+    jobs = []
+    several = zip(placed_stages(job, most), stages_of(job.workload, replica, most), strict=True)
+    for one, (stage, workload) in several:
+        layers = one_pass(workload).layers
+        forward, backward = sums_of(job.cluster, replica, layers, job.workload.precision)
+        stage = msgspec.structs.replace(stage, forward_sums=forward, backward_sums=backward)
+        if replica.context > 1:
+            stage = with_context(job.cluster, stage, layers, workload, within)
+        if replica.experts is not None:
+            placed = Placed.of(job.cluster, one.seats, replica, job.counted_as_one)
+            stage, workload = with_experts(
+                stage,
+                workload,
+                replica.experts,
+                placed,
+                shares_update=job.options.shares_update,
+            )
+        if slower != 1.0:
+            workload = workload.scaled("compute_s", slower)
+        part = msgspec.structs.replace(one.job, workload=workload, stage=stage)
+        jobs.append(one._replace(job=part))
+    return jobs
+
+
+def placed_stages(job: Job, most: int | None = None) -> list[StageJob]:
+    """Return the jobs of all stages, or of the first so many, without what the devices of a replica
+    exchange: what they keep does not depend on it.
+
+    Raises
+    ------
+    InputError : the layers, the schedule or the nodes do not allow such replicas.
+    """
     replica, within = replica_of(job), job.context_workers
     _check_versions(job)
     cluster = of_groups(job.cluster, job.counted_as_one)
-    slower = slowdown_of(job)
     groups = groups_of(schedule_of(replica, job.workload.accumulation))
     _check_copies(job, groups)
     positions = positions_of(job.workers, replica, within)[groups]  # (groups, copies, replicas)
@@ -94,23 +126,9 @@ def _stage_jobs(job: Job, most: int | None = None) -> list[StageJob]:
         zip(seats_of(cluster, flat, most), stages_of(job.workload, replica, most), strict=True)
     ):
         index = np.searchsorted(flat[number], positions[number])
-        layers = one_pass(workload).layers
-        forward, backward = sums_of(job.cluster, replica, layers, job.workload.precision)
-        stage = msgspec.structs.replace(stage, forward_sums=forward, backward_sums=backward)
-        if replica.context > 1:
-            stage = with_context(job.cluster, stage, layers, workload, within)
-        if replica.experts is not None:
-            placed = Placed.of(job.cluster, seats, replica, job.counted_as_one)
-            stage, workload = with_experts(
-                stage,
-                workload,
-                replica.experts,
-                placed,
-                shares_update=job.options.shares_update,
-            )
         part = msgspec.structs.replace(
             job,
-            workload=workload if slower == 1.0 else workload.scaled("compute_s", slower),
+            workload=workload,
             cluster=seats.cluster,
             workers=index.size,
             options=job.options.among(within),
