@@ -99,11 +99,21 @@ def with_experts(
     ----------
     shares_update : whether each worker updates a part of the model only.
     """
-    layers = one_pass(workload).layers
-    routed = next((layer.routed for layer in layers if layer.routed is not None), None)
-    workers = max(experts.devices // placed.within, 1)
-    if routed is None:
+    routing = routed_layers(workload, experts, placed)
+    if routing is None:
         return stage, workload
+    made = updated(workload, experts, placed, shares_update=shares_update)
+    return msgspec.structs.replace(stage, routing=routing), made
+
+
+def routed_layers(
+    workload: Workload, experts: ExpertParallel, placed: Placed
+) -> RoutedLayers | None:
+    """Return what the layers of a stage send to experts; None if none does."""
+    layers = one_pass(workload).layers
+    routed = _routed(layers)
+    if routed is None:
+        return None
     load = _load(experts, placed, routed)
     exposed = 1.0 - experts.overlap
     to_experts, back = (
@@ -125,19 +135,31 @@ def with_experts(
 
     forward = [of(layer, backward=False) for layer in layers]
     backward = [of(layer, backward=True) for layer in layers]
-    routing = RoutedLayers(
-        workers,
+    return RoutedLayers(
+        max(experts.devices // placed.within, 1),
         tuple(sums for sums, _ in forward),
         tuple(sums for sums, _ in backward),
         tuple(wait_s for _, wait_s in forward),
         tuple(wait_s for _, wait_s in backward),
     )
-    stage = msgspec.structs.replace(stage, routing=routing)
+
+
+def updated(
+    workload: Workload, experts: ExpertParallel, placed: Placed, *, shares_update: bool
+) -> Workload:
+    """Return the workload of a stage with gradients of experts that are :func:`reduced`, and with
+    the time of its update, which workers may share."""
+    if _routed(workload.layers) is None:
+        return workload
     made = reduced(workload, experts, placed)
     if shares_update:
         longer = _longer_update(workload, experts, placed)
         made = msgspec.structs.replace(made, optimizer_s=made.optimizer_s * longer)
-    return stage, made
+    return made
+
+
+def _routed(layers: Sequence[WorkloadLayer]) -> Routed | None:
+    return next((layer.routed for layer in layers if layer.routed is not None), None)
 
 
 def _shorter(routed: Routed, share: float) -> Routed:

@@ -24,11 +24,23 @@ from perfmodel.inputs.passes import accumulated
 from perfmodel.inputs.replica import Replica, Stage
 from perfmodel.phases.phases import Phases
 from perfmodel.phases.quantities import Quantities
-from perfmodel.predicting.replica_columns import Known, column_of, structure_of, timed, updates_of
-from perfmodel.predicting.replica_formulas import alone_between, finals_of, passes_of
+from perfmodel.predicting.replica_columns import (
+    Known,
+    OfExperts,
+    Work,
+    column_of,
+    structure_of,
+    timed,
+    updates_of,
+)
+from perfmodel.predicting.replica_formulas import (
+    alone_between,
+    finals_of,
+    passes_of,
+    sum_of_tied_s,
+)
 from perfmodel.predicting.replica_lines import Value, line_of, on_line
 from perfmodel.predicting.replicas import replica_of
-from perfmodel.replicas.stage_work import tied_bytes
 from perfmodel.replicas.stages import chunks_of
 from perfmodel.training.spans import Paths, Spans, paths_of
 from perfmodel.training.waves import spans_of, waves_of
@@ -49,16 +61,16 @@ class Steps(NamedTuple):
 def as_arrays(job: Job) -> bool:
     """Return whether :func:`along` evaluates layouts of a job: its devices are alike, its times do
     not vary, its layers are divided by their number, its schedule is a named one with a flush and
-    one copy of each stage, the first and the last stage have no table in common, and experts are
-    not elsewhere."""
+    one copy of each stage, and all layers that send tokens to experts send as many."""
     replica = job.replica
     if job.unequal or job.jitter is not None or job.cluster.sites or replica is None:
         return False
     if job.workload.packing is not None:
         return False
     named = not files.looks_like_path(replica.schedule)
-    usual = named and not replica.schedule.startswith(UNLIKE) and replica.experts is None
-    return usual and not replica.balance and not tied_bytes(job.workload.layers)
+    usual = named and not replica.schedule.startswith(UNLIKE)
+    sent = {one.routed for one in job.workload.layers} if replica.experts is not None else set()
+    return usual and not replica.balance and len(sent - {None}) <= 1
 
 
 def along(
@@ -167,7 +179,8 @@ class _Group:
         self.works = [self.known.work(job) for job in self.columns]
         self.seats = [self.known.seats_of(job) for job in self.columns]
         starts, ends = zip(*((chunk.start, chunk.stop - 1) for chunk in self.chunks), strict=True)
-        seconds = np.stack([one.seconds + one.sums for one in self.works], axis=-1)
+        columns = zip(self.columns, self.works, strict=True)
+        seconds = np.stack([self.of_layers_s(job, work) for job, work in columns], axis=-1)
         self.seconds = np.add.reduceat(seconds, starts, axis=1)  # (kinds, chunks, columns)
         self.forward_s = np.stack([one.forward_s for one in self.works], axis=-1)
         self.backward_s = np.stack([one.backward_s for one in self.works], axis=-1)
@@ -177,6 +190,16 @@ class _Group:
         self.devices = self.device_numbers()
         kinds = [(job.architecture.name, job.options, job.context_workers) for job in self.jobs]
         self.kinds = np.array([self.known.number(kind) for kind in kinds])
+
+    def of_layers_s(self, job: Job, work: Work) -> Floats:
+        """Return the seconds of each layer of a column by kind of action, (kinds, layers)."""
+        seconds = work.seconds + work.sums
+        if replica_of(job).experts is not None:
+            paths = self.paths(self.lines[0].first[0])
+            for rank, placed in enumerate(self.known.placed_of(job)):
+                rows = np.concatenate([np.array(one) for one in self.held(paths, rank)])
+                seconds[:, rows] += self.known.routed_s(job, placed)[:, rows]
+        return seconds
 
     def paths(self, passes: int) -> Paths:
         """Return what each action waits for."""
@@ -211,19 +234,36 @@ class _Group:
         waves = waves_of(self.structure, passes)
         at = spans_of(waves, seconds + waiting, *self._sends(paths, columns))
         at = Spans(at.begin, at.end - waiting)
+        ends_s = self._ends_s(paths, at, columns)
         made = []
         for rank in range(schedule.ranks):
             held = self.held(paths, rank)
             rows = np.concatenate([np.array(chunk) for chunk in held])
             layers_s = self.forward_s[rows][:, columns], self.backward_s[rows][:, columns]
             sizes = [len(chunk) for chunk in held]
-            end_s = at.end[schedule.begins[rank + 1] - 1]
-            made.append(passes_of(paths, at, rank, layers_s, sizes, end_s))
+            made.append(passes_of(paths, at, rank, layers_s, sizes, ends_s[rank]))
         forward, backward, span = map(list, zip(*made, strict=True))
         busy = np.add.reduceat(seconds, schedule.begins[:-1], axis=0)
         return _Block(
             self, passes, turns, columns, layouts, forward, backward, np.array(span), busy
         )
+
+    def _ends_s(self, paths: Paths, at: Spans, columns: Sequence[int]) -> Floats:
+        """Return when each rank is done, (ranks, columns): the first and the last also sum the
+        gradients of a table that they have in common."""
+        ends_s = at.end[paths.schedule.begins[1:] - 1]
+        if not any(self.works[column].whole.table for column in columns):
+            return ends_s
+        held = [self.held(paths, rank) for rank in range(paths.schedule.ranks)]
+        for place, column in enumerate(columns):
+            whole, (seats, _) = self.works[column].whole, self.seats[column]
+            both = [rank for rank, layers in enumerate(held) if whole.ties(layers)]
+            if both:
+                ends = [seats[rank].position[:1] for rank in both]
+                fabric = self.known.fabric_of(self.columns[column])
+                summed_s = sum_of_tied_s(fabric, sum(whole.table), ends)
+                ends_s[both, place] = ends_s[both, place].max() + summed_s
+        return ends_s
 
     def _sends(self, paths: Paths, columns: Sequence[int]) -> tuple[Floats, Floats]:
         """Return the time of each transfer alone on its links, and the latency in it, (transfers,
@@ -257,10 +297,13 @@ class _Group:
                 *(self.structure.pipeline, job.context_workers),
                 *updates_of(whole),
             )
-            loads = whole.data_loading_s > 0.0
+            loads, experts = whole.data_loading_s > 0.0, replica_of(job).experts
+            placed = [None] * len(rows) if experts is None else self.known.placed_of(job)
             for rank, row in enumerate(rows):
                 loaded = loads and rank == 0
-                key = (*common, seen[rank], loaded, work.tensors[row].tobytes())
+                copies = work.whole.copies(self.held(paths, rank))
+                tensors = copies, work.tensors[row].tobytes(), experts, placed[rank]
+                key = (*common, seen[rank], loaded, *tensors)
                 numbers[column, rank] = self.known.number(key)
         return numbers
 
@@ -269,9 +312,12 @@ class _Group:
         of an update."""
         held = self.held(paths, rank)
         stage = Stage(rank, self.structure, tuple(map(len, held)))
-        work = self.known.part(self.works[column], held, stage)
-        seats, _ = self.seats[column]
-        job = self.jobs[layout]
+        (seats, _), job = self.seats[column], self.jobs[layout]
+        of_experts, experts = None, replica_of(job).experts
+        if experts is not None:
+            placed = self.known.placed_of(job)[rank]
+            of_experts = OfExperts(experts, placed, job.options.shares_update)
+        work = self.known.part(self.works[column], held, stage, of_experts)
         return msgspec.structs.replace(
             job,
             workload=accumulated(work, turns),

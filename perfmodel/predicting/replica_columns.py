@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -12,16 +12,18 @@ import numpy as np
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.communication.fabric import Fabric
 from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.expert_parallel import ExpertParallel
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.replica import Replica, Stage
+from perfmodel.inputs.replica import Replica, RoutedLayers, Stage
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.phases.layers import Layers
 from perfmodel.phases.quantities import Quantities, quantities_of, same_quantities
 from perfmodel.predicting.context import with_context
+from perfmodel.predicting.experts import Placed, routed_layers, updated
 from perfmodel.predicting.replicas import replica_of, shares_sent
 from perfmodel.predicting.tensor_sums import slowdown_of, sums_of
 from perfmodel.replicas.seats import Seats, of_groups, positions_of, seats_of
-from perfmodel.replicas.stage_work import part_of
+from perfmodel.replicas.stage_work import Whole
 from perfmodel.training.passes import with_passes
 from perfmodel.training.stages import by_kind, seconds_alone, seconds_of_layers, seconds_of_sums
 
@@ -63,9 +65,10 @@ class Work(NamedTuple):
     each layer by kind of action, and of what these devices exchange and wait for, (kinds, layers);
     forward and backward, and the bytes that a layer passes on to another stage, (layers,); a number
     for its gradients; and seconds of sums of these over the devices that divide sequences,
-    (layers,)."""
+    (layers,). ``whole`` is a pass of it, for stages."""
 
     workload: Workload
+    whole: Whole
     seconds: Floats
     sums: Floats
     forward_s: Floats
@@ -73,6 +76,18 @@ class Work(NamedTuple):
     passed_bytes: Floats
     tensors: Ids
     gradients_s: Floats
+
+
+class OfExperts(NamedTuple):
+    """The devices of a stage that divide experts, and whether they share updates."""
+
+    experts: ExpertParallel
+    placed: Placed
+    shares_update: bool
+
+    def updated(self, work: Workload) -> Workload:
+        """Return the workload of the stage with gradients as these devices reduce them."""
+        return updated(work, self.experts, self.placed, shares_update=self.shares_update)
 
 
 class Known:
@@ -86,6 +101,8 @@ class Known:
         self.quantities: dict[tuple[int, int, int], tuple[Job, Quantities, Floats]] = {}
         self.tensors: dict[tuple[float, ...], int] = {}
         self.parts: dict[Hashable, Workload] = {}
+        self.placed: dict[Hashable, list[Placed]] = {}
+        self.routed: dict[Hashable, Floats] = {}
         self.of_device: dict[int, list[tuple[Job, Quantities]]] = defaultdict(list)
         self.numbers: dict[Hashable, int] = {}
 
@@ -95,9 +112,10 @@ class Known:
         if key not in self.works:
             slower = slowdown_of(job)
             one = job.workload if slower == 1.0 else job.workload.scaled("compute_s", slower)
-            together, gradients_s = _together(job, one.layers)
+            together, gradients_s = _together(job)
             self.works[key] = Work(
                 one,
+                Whole.of(one, tied=True),
                 seconds_of_layers(one),
                 together,
                 np.array([layer.forward_s for layer in one.layers]),
@@ -108,15 +126,41 @@ class Known:
             )
         return self.works[key]
 
-    def part(self, work: Work, held: list[range], stage: Stage) -> Workload:
+    def part(
+        self, work: Work, held: list[range], stage: Stage, experts: OfExperts | None
+    ) -> Workload:
         """Return the workload of the layers that a stage holds, but for their times: those of other
         layouts with the same tensors and updates."""
         whole, rows = work.workload, np.concatenate([np.array(one) for one in held])
         loads = whole.data_loading_s if stage.number == 0 else 0.0
-        key = (*updates_of(whole), loads, work.tensors[rows].tobytes())
+        copies = work.whole.copies(held)
+        key = (*updates_of(whole), loads, copies, work.tensors[rows].tobytes(), experts)
         if key not in self.parts:
-            self.parts[key] = part_of(whole, whole, held, stage)
+            made = work.whole.stage(whole, stage, held).workload
+            self.parts[key] = made if experts is None else experts.updated(made)
         return self.parts[key]
+
+    def placed_of(self, job: Job) -> list[Placed]:
+        """Return the devices of each stage, which divide experts."""
+        replica = replica_of(job)
+        seats, _ = self.seats_of(job)
+        key = (id(seats), replica.tensor, replica.context)
+        if key not in self.placed:
+            within = job.counted_as_one
+            self.placed[key] = [Placed.of(job.cluster, one, replica, within) for one in seats]
+        return self.placed[key]
+
+    def routed_s(self, job: Job, placed: Placed) -> Floats:
+        """Return the seconds of what each layer exchanges with experts, and of waits for the
+        busiest of these, by kind of action, (kinds, layers)."""
+        work, experts = job.workload, replica_of(job).experts
+        key = (id(work), experts, placed)
+        if key not in self.routed:
+            routing = None if experts is None else routed_layers(work, experts, placed)
+            routing, many = routing or RoutedLayers(), len(work.layers)
+            self.routed[key] = seconds_of_sums(many, routing.forward, routing.backward)
+            self.routed[key] += by_kind(many, routing.forward_waits_s, routing.backward_waits_s)
+        return self.routed[key]
 
     def quantities_of(self, device: int, job: Job) -> Quantities:
         """Return the quantities of the job of a device with this number."""
@@ -176,11 +220,12 @@ def updates_of(work: Workload) -> tuple[Hashable, ...]:
     return (work.optimizer_s, work.data_loading_s, work.buffer_bytes, work.storage)
 
 
-def _together(job: Job, layers: Sequence[WorkloadLayer]) -> tuple[Floats, Floats]:
-    """Return the seconds of what the devices that divide each of these layers and its sequences
+def _together(job: Job) -> tuple[Floats, Floats]:
+    """Return the seconds of what the devices that divide each of a job's layers and its sequences
     exchange, and wait for, by kind of action, (kinds, layers); and of sums of its gradients over
     those that divide sequences, (layers,)."""
-    replica, many = replica_of(job), len(layers)
+    replica, layers = replica_of(job), job.workload.layers
+    many = len(layers)
     summed = sums_of(job.cluster, replica, layers, job.workload.precision)
     seconds = seconds_of_sums(many, *summed)
     if replica.context == 1:
@@ -204,6 +249,7 @@ def structure_of(job: Job) -> Replica:
         context_exchange="ring",
         context_inside=1,
         context_split="zigzag",
+        experts=None,
     )
 
 
@@ -213,4 +259,4 @@ def column_of(job: Job) -> tuple[Hashable, ...]:
     same = id(job.workload), id(job.cluster), replica.tensor, job.devices
     sequences = replica.context, replica.context_exchange, replica.context_inside
     rest = replica.sequence_parallel, replica.overlap_sums, replica.context_split
-    return (*same, *sequences, *rest, job.context_workers)
+    return (*same, *sequences, *rest, job.context_workers, replica.experts)

@@ -283,7 +283,12 @@ def faces_of(
         at = Spans(end - took, end)
     done_s = [float(at.end[stop - 1]) for stop in paths.schedule.begins.tolist()[1:]]
     if pairs := tied_pairs(jobs):
-        summed_s = max(done_s[k] for k in pairs[0]) + max(_tied_s(job, jobs, p) for p in pairs)
+        table, ends = (
+            tied_table(jobs[pairs[0][0]].job),
+            [jobs[k].seats.position[:1] for k in pairs[0]],
+        )
+        summed_s = max(done_s[k] for k in pairs[0])
+        summed_s += sum_of_tied_s(whole_fabric(job), 0.0 if table is None else table.bytes, ends)
         for k in pairs[0]:
             done_s[k] = summed_s
     ranks = [int(one.ranks[0]) for one in jobs]
@@ -306,13 +311,14 @@ def _repeated(face: Face, passes: int) -> Face:
     return face._replace(job=msgspec.structs.replace(face.job, workload=work), **times)
 
 
-def _tied_s(job: Job, jobs: list[StageJob], pair: tuple[int, int]) -> float:
-    """Return the time in which a stage sends its part of the sum of a table that it has in common
-    with another."""
-    table, ends = tied_table(jobs[pair[0]].job), [jobs[k].seats.position[:1] for k in pair]
-    rate_bytes_per_s, latency_s = alone_between(whole_fabric(job), ends[0], ends[1])
-    size = 0.0 if table is None else table.bytes
-    return size / float(rate_bytes_per_s[0]) + 2.0 * float(latency_s[0])
+def sum_of_tied_s(fabric: Fabric, table_bytes: float, ends: Sequence[Ids]) -> float:
+    """Return the time in which two stages sum the gradient of a table that both have, the first
+    devices of which are these two ``ends``, (1,) each; each sends its part, the slower one last."""
+    several = [alone_between(fabric, *pair) for pair in (ends, ends[::-1])]
+    return max(
+        table_bytes / float(rate_bytes_per_s[0]) + 2.0 * float(latency_s[0])
+        for rate_bytes_per_s, latency_s in several
+    )
 
 
 def finals_of(paths: Paths, rank: int) -> list[int]:

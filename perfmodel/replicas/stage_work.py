@@ -199,26 +199,52 @@ def _stages_of(of: Same[Workload], replica: Replica, most: int | None) -> tuple[
     one = one_pass(expanded(workload))
     chunks = chunks_of(one.layers, replica)
     schedule = schedule_of(replica, workload.accumulation)
-    table, head = tied_bytes(one.layers), len(one.layers) - 1
-    if schedule.updates.kind != "flush":
-        table = ()  # such stages exchange nothing but activations and their gradients
-    if table:
-        head = [layer.name for layer in one.layers].index(HEAD)
-        layers = list(one.layers)
-        layers[head] = msgspec.structs.replace(layers[head], tensor_bytes=table)
-        copied = msgspec.structs.replace(one, layers=tuple(layers))
+    whole = Whole.of(one, tied=schedule.updates.kind == "flush")
     works = []
     for number in groups_of(schedule)[:most, 0].tolist():
         held = [chunks[chunk] for chunk in schedule.held(number)]
-        counts = tuple(map(len, held))
-        stage = Stage(number, replica, counts, copies=schedule.copies)
-        begins, ends = held[0].start == 0, head in held[-1]
-        if table and begins != ends:
-            place = 0 if begins else sum(counts[:-1]) + head - held[-1].start
-            stage = msgspec.structs.replace(stage, tied=Tied(place, sum(table)))
-        part = copied if table and ends and not begins else one
-        works.append(StageWork(stage, part_of(workload, part, held, stage)))
+        stage = Stage(number, replica, tuple(map(len, held)), copies=schedule.copies)
+        works.append(whole.stage(workload, stage, held))
     return tuple(works)
+
+
+class Whole(NamedTuple):
+    """One pass of a model; and with a copy of its ``table`` in the layer ``head``, for the last
+    stage, if that shares it with the first layer (else the same, and no table)."""
+
+    one: Workload
+    copied: Workload
+    table: tuple[float, ...]
+    head: int
+
+    @classmethod
+    def of(cls, one: Workload, *, tied: bool) -> Whole:
+        """Return one pass of a model. Stages that are not ``tied`` exchange nothing but activations
+        and their gradients."""
+        table = tied_bytes(one.layers) if tied else ()
+        if not table:
+            return cls(one, one, (), len(one.layers) - 1)
+        layers = list(one.layers)
+        head = [layer.name for layer in layers].index(HEAD)
+        layers[head] = msgspec.structs.replace(layers[head], tensor_bytes=table)
+        return cls(one, msgspec.structs.replace(one, layers=tuple(layers)), table, head)
+
+    def ties(self, held: Sequence[range]) -> bool:
+        """Return whether a stage has the table in common with another one."""
+        return bool(self.table) and (held[0].start == 0) != (self.head in held[-1])
+
+    def copies(self, held: Sequence[range]) -> bool:
+        """Return whether a stage has a copy of the table."""
+        return self.ties(held) and held[0].start > 0
+
+    def stage(self, workload: Workload, stage: Stage, held: list[range]) -> StageWork:
+        """Return a stage, and its part of a workload, of which this is a pass."""
+        copies = self.copies(held)
+        if self.ties(held):
+            before = sum(stage.chunk_layers[:-1]) - held[-1].start
+            place = before + self.head if copies else 0
+            stage = msgspec.structs.replace(stage, tied=Tied(place, sum(self.table)))
+        return StageWork(stage, part_of(workload, self.copied if copies else self.one, held, stage))
 
 
 def tied_bytes(layers: Sequence[WorkloadLayer]) -> tuple[float, ...]:

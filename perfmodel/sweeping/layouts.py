@@ -194,8 +194,7 @@ def layouts(
     Parameters
     ----------
     job : with a pipeline, tensor or context parallelism, and all else that layouts have in common.
-    context, expert : by default those of ``job``; layouts with several devices per set of experts
-        are evaluated one by one.
+    context, expert : by default those of ``job``.
     schedule : names; by default that of ``job`` with one chunk per stage, and ``interleaved_1f1b``
         with several.
     micro_batch_size, recompute, arch : by default those of ``job``.

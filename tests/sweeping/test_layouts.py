@@ -12,6 +12,7 @@ import pytest
 import perfmodel as pm
 from perfmodel import Job, layouts
 from perfmodel.catalogue import catalogue
+from perfmodel.communication.fabric import Fabric
 from perfmodel.inputs.passes import accumulated
 from perfmodel.predicting import replica_arrays, replica_columns, replica_formulas
 from perfmodel.sweeping import layouts as module
@@ -271,16 +272,78 @@ def test_divided_sequences_equal_their_predictions(arch: str) -> None:
 
 
 @pytest.mark.usefixtures("links_apart")
-def test_divided_experts_equal_their_predictions() -> None:
+def test_divided_experts_equal_their_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As arrays, without a prediction of any of them but of a single device's."""
+    monkeypatch.setattr(replica_arrays, "along", counting(replica_arrays.along, counted := []))
+    monkeypatch.setattr(module, "along", replica_arrays.along)
     job = pm.make_job(model="mixtral-8x7b", device="h100", cluster="dgx-h100", arch="ring",
                       devices=16, tensor=2, micro_batches=2, batch_size=2)  # fmt: skip
-    found = layouts(job, tensor=(1, 2), expert=(1, 8), pipeline=(1, 2), micro_batches=(2,))
-    (why,) = found.skipped
-    assert "8 x expert_tensor 2 devices" in why  # do not fit into the 8 of a stage
+    found = layouts(job, tensor=(1, 2), expert=(1, 8), pipeline=(1, 2), micro_batches=(2,),
+                    arch=("ring", "zero1"))  # fmt: skip
+    assert any("8 x expert_tensor 2 devices" in why for why in found.skipped)
     assert set(found.expert.tolist()) == {1, 8}
-    assert len(found) == 7
-    for k in range(7):
+    assert len(found) == 14
+    assert sum(counted) == 12
+    for k in range(0, 14, 2):
         one = found.job_of(k)
         assert found.made(k).replica == one.replica
-        step_s = pm.predict(one, fidelity="coarse").iteration_s
-        assert found.step_s[k] == pytest.approx(step_s, rel=1e-9)
+        predicted = pm.predict(one, fidelity="coarse")
+        assert found.step_s[k] == pytest.approx(predicted.iteration_s, rel=1e-9)
+        bubble = predicted.idle_fraction.by_cause.get("pipeline", 0.0)
+        assert found.bubble_fraction[k] == pytest.approx(bubble, abs=1e-9)
+
+
+def counting(of: Any, counted: list[int]) -> Any:
+    """A function that also notes how many its first argument has."""
+
+    def called(several: Any, *others: Any) -> Any:
+        counted.append(len(several))
+        return of(several, *others)
+
+    return called
+
+
+def of_experts() -> module.Layouts:
+    """Two stages whose experts are on two devices each, which are on several nodes."""
+    job = pm.make_job(model="mixtral-8x7b", device="h100", cluster="ethernet-100g", arch="zero1",
+                      devices=16, expert=2, pipeline=2, micro_batches=2, batch_size=2,
+                      expert_skew=0.3)  # fmt: skip
+    return layouts(job, expert=(2, 4), pipeline=(2,), global_batch_size=(64,))
+
+
+def test_exchanges_with_experts_and_their_gradients_are_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = np.sort(of_experts().step_s)
+    with monkeypatch.context() as one:
+        one.setattr(replica_columns, "routed_layers", lambda *given: None)
+        assert (np.sort(of_experts().step_s) < kept).all()
+    monkeypatch.setattr(replica_columns, "updated", lambda work, *given, **named: work)
+    assert not np.isclose(np.sort(of_experts().step_s), kept, rtol=1e-6).any()
+
+
+@pytest.mark.usefixtures("links_apart")
+def test_tied_tables_equal_their_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first and the last stage sum the gradients of a table that both have; within arrays."""
+    monkeypatch.delattr(module.Combinations, "_one_by_one")
+    job = pm.make_job(model="gpt2-medium", device="a100", cluster="dgx-a100", arch="ring",
+                      devices=16, tensor=2, pipeline=2, micro_batches=2, batch_size=2)  # fmt: skip
+    axes: dict[str, Any] = {"tensor": (1, 2), "pipeline": (2, 4), "virtual_stages": (1, 2),
+                            "arch": ("ring", "zero1"), "global_batch_size": (32,)}  # fmt: skip
+    found = layouts(job, **axes)
+    assert len(found) > 10
+    for k in range(0, len(found), 3):
+        one = pm.predict(found.job_of(k), fidelity="coarse")
+        assert found.step_s[k] == pytest.approx(one.iteration_s, rel=1e-9)
+        bubble = one.idle_fraction.by_cause.get("pipeline", 0.0)
+        assert found.bubble_fraction[k] == pytest.approx(bubble, abs=1e-9)
+    monkeypatch.setattr(replica_arrays, "sum_of_tied_s", lambda *given: 0.0)
+    assert (np.sort(layouts(job, **axes).step_s) < np.sort(found.step_s)).all()
+
+
+def test_the_sum_of_a_tied_table_by_hand() -> None:
+    """1 GB over a link of 10 GB/s from one to the other, in two steps of 5 us."""
+    link = pm.Link(1e10, 5e-6)
+    fabric = Fabric.of(pm.Cluster(name="made", nic=link, intra_node=None), 2)
+    took_s = replica_formulas.sum_of_tied_s(fabric, 1e9, [np.array([0]), np.array([1])])
+    assert took_s == pytest.approx(0.1 + 1e-5, rel=1e-9)
