@@ -344,6 +344,7 @@ def test_tied_tables_equal_their_predictions(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_sum_of_a_tied_table_by_hand() -> None:
     """1 GB over a link of 10 GB/s from one to the other, in two steps of 5 us."""
     link = pm.Link(1e10, 5e-6)
-    fabric = Fabric.of(pm.Cluster(name="made", nic=link, intra_node=None), 2)
+    source = pm.Source("exact", "made for a test")
+    fabric = Fabric.of(pm.Cluster(name="made", nic=link, intra_node=None, source=source), 2)
     took_s = replica_formulas.sum_of_tied_s(fabric, 1e9, [np.array([0]), np.array([1])])
     assert took_s == pytest.approx(0.1 + 1e-5, rel=1e-9)
