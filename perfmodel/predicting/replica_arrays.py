@@ -16,7 +16,6 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from perfmodel.base import files
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import Job
@@ -45,9 +44,6 @@ from perfmodel.replicas.stages import chunks_of
 from perfmodel.training.spans import Paths, Spans, paths_of
 from perfmodel.training.waves import spans_of, waves_of
 
-UNLIKE = ("pipedream", "dual")
-"""Starts of the names of schedules without a flush, or with two copies of each stage."""
-
 Formulas = Callable[[Job, Quantities], Phases]
 
 
@@ -56,21 +52,6 @@ class Steps(NamedTuple):
 
     step_s: Floats
     bubble_s: Floats
-
-
-def as_arrays(job: Job) -> bool:
-    """Return whether :func:`along` evaluates layouts of a job: its devices are alike, its times do
-    not vary, its layers are divided by their number, its schedule is a named one with a flush and
-    one copy of each stage, and all layers that send tokens to experts send as many."""
-    replica = job.replica
-    if job.unequal or job.jitter is not None or job.cluster.sites or replica is None:
-        return False
-    if job.workload.packing is not None:
-        return False
-    named = not files.looks_like_path(replica.schedule)
-    usual = named and not replica.schedule.startswith(UNLIKE)
-    sent = {one.routed for one in job.workload.layers} if replica.experts is not None else set()
-    return usual and not replica.balance and len(sent - {None}) <= 1
 
 
 def along(
@@ -83,8 +64,8 @@ def along(
 
     Parameters
     ----------
-    shapes : jobs of one model with replicas (:func:`as_arrays`), whose workload is that of one
-        micro-batch, with layers. Equal workloads, and clusters, should be one object.
+    shapes : jobs of one model with replicas (:func:`.replica_columns.as_arrays`), whose workload is
+        that of one micro-batch, with layers. Equal workloads, and clusters, should be one object.
     passes : numbers of micro-batches of each, increasing; all are possible with its schedule.
     formulas : returns the phases of a job with single devices from quantities with arrays.
     known : what these, and other layouts of the same jobs, share.

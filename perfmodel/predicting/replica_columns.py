@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from perfmodel.base import files
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.communication.fabric import Fabric
 from perfmodel.inputs.cluster import Cluster
@@ -26,6 +27,25 @@ from perfmodel.replicas.seats import Seats, of_groups, positions_of, seats_of
 from perfmodel.replicas.stage_work import Whole
 from perfmodel.training.passes import with_passes
 from perfmodel.training.stages import by_kind, seconds_alone, seconds_of_layers, seconds_of_sums
+
+UNLIKE = ("pipedream", "dual")
+"""Starts of the names of schedules without a flush, or with two copies of each stage."""
+
+
+def as_arrays(job: Job) -> bool:
+    """Return whether :func:`.replica_arrays.along` evaluates layouts of a job: its devices are
+    alike, its times do not vary, its layers are divided by their number, its schedule is a named
+    one with a flush and one copy of each stage, and all layers that send tokens to experts send as
+    many."""
+    replica = job.replica
+    if job.unequal or job.jitter is not None or job.cluster.sites or replica is None:
+        return False
+    if job.workload.packing is not None:
+        return False
+    named = not files.looks_like_path(replica.schedule)
+    usual = named and not replica.schedule.startswith(UNLIKE)
+    sent = {one.routed for one in job.workload.layers} if replica.experts is not None else set()
+    return usual and not replica.balance and len(sent - {None}) <= 1
 
 
 def timed(

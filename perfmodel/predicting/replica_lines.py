@@ -11,6 +11,10 @@ from perfmodel.base.arrays import Floats, Ids
 LEAST = 2
 """Micro-batches, in multiples of the stages, from which on steps grow evenly."""
 
+SHARED = 1.5
+"""Actions of anchors over those of the rest up to which anchors save time: other layouts with the
+same stages need the same ones."""
+
 SAME = 1e-9
 """Relative difference up to which a third number of micro-batches is on the line of two others."""
 
@@ -31,8 +35,8 @@ class Line(NamedTuple):
 
     @property
     def saves(self) -> bool:
-        """Whether the anchors have fewer actions than the rest."""
-        return sum(self.anchors) < int(self.rest.sum())
+        """Whether the anchors have fewer actions than the rest, or as many and others need them."""
+        return sum(self.anchors) < SHARED * int(self.rest.sum())
 
     @property
     def first(self) -> list[int]:

@@ -9,7 +9,7 @@ No architecture knows of replicas.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -21,7 +21,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.communication.fabric import Fabric
 from perfmodel.communication.network import Network
 from perfmodel.graph.joining import JoiningBuilder
-from perfmodel.graph.op_graph import Axis, Block, OpGraph
+from perfmodel.graph.op_graph import Axis, OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import Options
 from perfmodel.inputs.passes import one_pass
@@ -29,21 +29,15 @@ from perfmodel.inputs.replica import Replica, Tied
 from perfmodel.pipelines.facts import staleness
 from perfmodel.predicting.context import with_context
 from perfmodel.predicting.experts import Placed, with_experts
+from perfmodel.predicting.stage_links import key_of, keys_of_fabric, names_of
 from perfmodel.predicting.tensor_sums import slowdown_of, sums_of
 from perfmodel.replicas.seats import Seats, of_groups, positions_of, seats_of
 from perfmodel.replicas.stage_work import boundary_bytes, groups_of, schedule_of, stages_of
 from perfmodel.training.spans import Paths, paths_of
 from perfmodel.training.stages import ENDS, STARTS, TIED
-from perfmodel.training.workers import CORES
-
-SHARED_SLOTS = "update threads of"
-"""Label of the slots that the servers of all stages share."""
 
 WORKERS: tuple[Axis, ...] = (("worker", None),)
 """Axes of operations that every worker has."""
-
-OWN_LINKS = "inside link"
-"""Start of the labels of links of single devices."""
 
 
 class StageJob(NamedTuple):
@@ -219,8 +213,8 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         options=Options(),  # numbers of workers that these allow are numbers of replicas
         stragglers=(),
     )
-    network = Network(b, devices, names=_names(at, job.context_workers))
-    keys = _keys_of_fabric(network.fabric)
+    network = Network(b, devices, names=names_of(at, job.context_workers))
+    keys = keys_of_fabric(network.fabric)
     used = network.ids(np.arange(len(keys)))
     b.share(
         "link", used[used >= 0], [key for key, known in zip(keys, used >= 0, strict=True) if known]
@@ -228,7 +222,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     logs: dict[int, tuple[Ids, Ids]] = {}
     tied: dict[int, Ids] = {}
     for graph, one in zip(graphs, jobs, strict=True):
-        key = functools.partial(_key, one.seats, network.fabric)
+        key = functools.partial(key_of, one.seats, network.fabric)
         name = f"stage {' and '.join(map(str, one.ranks))}"
         folded_here = len(graph.group_mark) < one.workers.size
         index = np.zeros((1, 1), np.int64) if folded_here else one.workers
@@ -311,18 +305,6 @@ def _add_tied(
         b.edge(sent, tied[stage][:, 1])
 
 
-def _names(at: Ids, within: int) -> list[str]:
-    """Return the names of all devices by their position, those that divide layers as one; of
-    ``within`` for each worker, also their number there."""
-    names = {
-        int(position): f"stage {stage}, worker {worker // within}"
-        + (f", part {worker % within}" if within > 1 else "")
-        for stage, row in enumerate(at)
-        for worker, position in enumerate(row)
-    }
-    return [names[position] for position in sorted(names)]
-
-
 def _pairs(paths: Paths) -> list[tuple[int, int]]:
     """Return the ranks that send and receive of each transfer, (transfers,)."""
     rank, handing = paths.schedule.rank, paths.handing
@@ -361,45 +343,6 @@ def _graphs(jobs: list[StageJob], *, fold: bool) -> list[OpGraph]:
         graph = architecture.fold(job) if fold and architecture.fold is not None else None
         graphs.append(architecture.build(job) if graph is None else graph)
     return graphs
-
-
-def _keys_of_fabric(fabric: Fabric) -> list[Hashable]:
-    """Return the key of each link of all devices' fabric: kind, node and number there."""
-    keys: list[Hashable] = []
-    for direction in ("link out of", "link into"):
-        keys += [
-            (direction, nic // fabric.nics_per_node, nic % fabric.nics_per_node)
-            for nic in range(fabric.nics)
-        ]
-    keys.append(("core", 0, 0))
-    if fabric.bus:
-        keys += [("link inside", node, 0) for node in range(len(fabric.latency_s))]
-    else:
-        keys += [(f"{OWN_LINKS} out of", port, 0) for port in range(fabric.ports)]
-        keys += [(f"{OWN_LINKS} into", port, 0) for port in range(fabric.ports)]
-    keys += [("sites", k, 0) for k in range(len(fabric.capacity) - len(keys))]
-    return keys
-
-
-def _key(seats: Seats, fabric: Fabric, block: Block, k: int) -> Hashable | None:
-    """Return which of all devices' links, or of the servers' threads, a stage's is."""
-    each = seats.cluster.nics_per_node
-    if block.label in ("link out of", "link into"):
-        node, nic = divmod(k, each)
-        if node >= len(seats.node):  # of a server
-            return (block.label, "server", node - len(seats.node), nic)
-        return (block.label, int(seats.node[node]), int(seats.nics[node, nic]))
-    if block.label == "core":
-        return ("core", 0, 0)
-    if block.label == "link inside":
-        return (block.label, int(seats.node[k]), 0) if k < len(seats.node) else None
-    if block.label.startswith(OWN_LINKS):
-        return (block.label, int(seats.position[k]), 0)
-    if block.label == SHARED_SLOTS:
-        return (SHARED_SLOTS, k)
-    if block.label == CORES:
-        return (CORES, int(seats.node[k])) if k < len(seats.node) else (CORES, "server", k)
-    return None
 
 
 def shares_sent(job: Job) -> float:

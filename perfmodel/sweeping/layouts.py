@@ -27,9 +27,9 @@ from perfmodel.inputs.workload import Workload
 from perfmodel.phases.phases import Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.predicting import coarse, job_facts
-from perfmodel.predicting.replica_arrays import Steps, along, as_arrays
+from perfmodel.predicting.replica_arrays import Steps, along
 from perfmodel.predicting.replica_bounds import least_steps
-from perfmodel.predicting.replica_columns import Known
+from perfmodel.predicting.replica_columns import Known, as_arrays
 from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.layout_arguments import degrees_of, unused
 from perfmodel.sweeping.tables import Tabular
