@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from perfmodel import Job, predict
 from perfmodel.predicting import coarse
 from perfmodel.predicting.intervals import computing_spread, idle_within
-from perfmodel.results.prediction import Prediction
+from perfmodel.results.prediction import Idle, Prediction
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,10 @@ class Run:
     """A measured run, and its job.
 
     ``step_s`` is the mean iteration time of a worker, ``idle`` the mean fraction of time in which
-    devices wait, ``worker_idle`` the same per worker, ``staleness`` the mean in updates; None if
-    not measured. ``iterations`` is the measured number, which limits how well the mean of a random
-    job is known; None if large. The rest is as in :class:`Case`.
+    devices wait, ``worker_idle`` the same per worker, ``rank_idle`` per device, numbered within
+    stages and then by stage, ``staleness`` the mean in updates; None if not measured.
+    ``iterations`` is the measured number, which limits how well the mean of a random job is known;
+    None if large. The rest is as in :class:`Case`.
     """
 
     group: str
@@ -32,6 +34,7 @@ class Run:
     step_s: float | None = None
     idle: float | None = None
     worker_idle: tuple[float, ...] = ()
+    rank_idle: tuple[float, ...] = ()
     staleness: float | None = None
     iterations: int | None = None
     pools: tuple[str, ...] = ()
@@ -153,16 +156,30 @@ def _cases(run: Run, prediction: Prediction, coarse_s: float) -> list[Case]:
     if run.idle is not None:
         idle = _of_kind(case, "idle", prediction.idle_fraction.mean, run.idle)
         found.append(replace(idle, relative=False, interval=prediction.interval.idle_fraction))
-    for worker, idle_k in enumerate(run.worker_idle):
-        expected = prediction.idle_fraction.per_worker[worker]
-        steps_s, spread = prediction.interval.iteration_s, computing_spread(run.job)
-        within = idle_within(expected, prediction.iteration_s, steps_s, spread)
-        one = replace(_of_kind(case, "idle", expected, idle_k), relative=False, interval=within)
-        found.append(replace(one, name=f"{case.name}, worker {worker}", others=run.others))
+    workers = prediction.idle_fraction.per_worker
+    for kind, name, expected, measured in (
+        ("idle", "worker", workers, run.worker_idle),
+        ("rank_idle", "rank", idle_of_ranks(run.job, prediction.idle_fraction), run.rank_idle),
+    ):
+        for k, seen in enumerate(measured):
+            value = expected[k]
+            steps_s, spread = prediction.interval.iteration_s, computing_spread(run.job)
+            within = idle_within(value, prediction.iteration_s, steps_s, spread)
+            one = replace(_of_kind(case, kind, value, seen), relative=False, interval=within)
+            found.append(replace(one, name=f"{case.name}, {name} {k}", others=run.others))
     if run.staleness is not None and prediction.staleness is not None:
         stale = _of_kind(case, "staleness", prediction.staleness.mean, run.staleness)
         found.append(replace(stale, interval=prediction.interval.staleness))
     return found
+
+
+def idle_of_ranks(job: Job, idle: Idle) -> tuple[float, ...]:
+    """Return the idle fraction of each device, numbered within stages and then by stage: of a
+    pipeline, that of its stage, whose devices do the same."""
+    stages = len(idle.by_stage)
+    if stages > 1:
+        return tuple(np.repeat(idle.by_stage, job.devices // stages).tolist())
+    return tuple(np.repeat(idle.per_worker, job.devices // job.workers).tolist())
 
 
 def _of_kind(case: Case, kind: str, value: float, measured: float) -> Case:

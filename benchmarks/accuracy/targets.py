@@ -90,6 +90,7 @@ LIMITS = (
     Limit("sia/a-rtx:idle", "mean", 0.03),
     Limit("bytedance/half:idle", "mean", 0.05),
     Limit("adsp/waiting:idle", "mean", 0.05),
+    Limit("testbed_hybrid/all:rank_idle", "worst", 0.02),
     Limit("staleness_delay/mean-BCD:staleness", "worst", 0.005),
     Limit("staleness_delay/p90-BCD:staleness", "worst", 1.0),
     Limit("staleness_delay/p99-BCD:staleness", "worst", 1.0),

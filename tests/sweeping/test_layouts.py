@@ -274,7 +274,8 @@ def test_divided_sequences_equal_their_predictions(arch: str) -> None:
 @pytest.mark.usefixtures("links_apart")
 def test_divided_experts_equal_their_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     """As arrays, without a prediction of any of them but of a single device's."""
-    monkeypatch.setattr(replica_arrays, "along", counting(replica_arrays.along, counted := []))
+    counted: list[int] = []
+    monkeypatch.setattr(replica_arrays, "along", counting(replica_arrays.along, counted))
     monkeypatch.setattr(module, "along", replica_arrays.along)
     job = pm.make_job(model="mixtral-8x7b", device="h100", cluster="dgx-h100", arch="ring",
                       devices=16, tensor=2, micro_batches=2, batch_size=2)  # fmt: skip

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from click.testing import CliRunner
 
+import perfmodel as pm
 from benchmarks.accuracy import fitted, rows
 from benchmarks.accuracy.__main__ import main
-from benchmarks.accuracy.cases import Case
+from benchmarks.accuracy.cases import Case, Run, idle_of_ranks, predicted
 from benchmarks.accuracy.summaries import (
     choice_summary,
     choices,
@@ -20,6 +22,7 @@ from benchmarks.accuracy.summaries import (
     summarise,
 )
 from perfmodel.base.errors import InputError
+from perfmodel.results.prediction import Idle
 
 
 def case(predicted: float, measured: float, **more: object) -> Case:
@@ -29,6 +32,25 @@ def case(predicted: float, measured: float, **more: object) -> Case:
 def test_errors_are_fractions_or_differences() -> None:
     assert case(1.1, 1.0).error == pytest.approx(0.1)
     assert case(8.0, 7.0, relative=False).error == pytest.approx(1.0)
+
+
+def test_idleness_of_ranks_by_hand() -> None:
+    """Stages of 3 s and 1 s: of each step of 4 s the first waits for a quarter, the other for
+    three; two devices that divide layers wait alike, and both replicas."""
+    layers = [pm.WorkloadLayer("a", 1.0, 2.0, (0.001,)), pm.WorkloadLayer("b", 0.4, 0.6, (0.001,))]
+    given: dict[str, Any] = {"workload": pm.Workload.of("made", layers), "arch": "ring"}
+    job = pm.make_job(**given, pipeline=2, workers=2, cluster="infiniband-100g")
+    seen = (0.25, 0.25, 0.75, 0.7)
+    found = predicted([Run("source/split", "a run", job, idle=0.5, rank_idle=seen)])
+    ranks = [one for one in found if one.group == "source/split:rank_idle"]
+    assert [one.name for one in ranks] == [f"a run, rank {k}" for k in range(4)]
+    assert [one.predicted for one in ranks] == pytest.approx([0.25, 0.25, 0.75, 0.75], abs=1e-3)
+    assert [one.error for one in ranks] == pytest.approx([0.0, 0.0, 0.0, 0.05], abs=1e-3)
+    alone = Idle(mean=0.3, per_worker=(0.2, 0.4), by_cause={})
+    summed = [msgspec.structs.replace(one, forward_summed_bytes=1.0) for one in layers]
+    given["workload"] = pm.Workload.of("made", summed)
+    divided = pm.make_job(**given, tensor=2, workers=2, cluster="infiniband-100g")
+    assert idle_of_ranks(divided, alone) == (0.2, 0.2, 0.4, 0.4)
 
 
 def test_groups_and_pools_have_distributions_coverage_and_baselines() -> None:
