@@ -74,9 +74,7 @@ def _run(row: dict[str, Any], job: pm.Job) -> Run:
         job=job,
         step_s=number("iter_s_mean", measured["iter_s_mean"], above=0.0),
         idle=number("idle_frac_mean", measured["idle_frac_mean"], at_least=-math.inf),
-        rank_idle=tuple(
-            number("idle_frac", value, at_least=-math.inf) for value in measured["idle_frac"]
-        ),
+        rank_idle=tuple(number("idle_frac", x, at_least=-math.inf) for x in measured["idle_frac"]),
         iterations=max(round(measured["iters_measured"]), 1),
         pools=("testbed_hybrid/all",),
     )
