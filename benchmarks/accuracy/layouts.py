@@ -27,7 +27,7 @@ from perfmodel.predicting.replicas import stage_jobs
 from perfmodel.times.operator_times import kernels_of
 
 PRECISIONS = {"bf16": "mixed", "fp16": "mixed", "": "mixed", "fp8": "fp8", "float8": "fp8",
-              "mxfp8": "mxfp8"}  # fmt: skip
+              "mxfp8": "mxfp8", "nvfp4": "nvfp4"}  # fmt: skip
 """First words of precisions in the tables, and precisions here; "" is not stated."""
 
 ROUNDS, CLOSE = 8, 1e-3

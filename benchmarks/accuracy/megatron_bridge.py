@@ -21,6 +21,9 @@ ABOUT = about(SOURCE)
 PRECISIONS = {"FP8-CS": "FP8", "FP8-MX": "MXFP8"}
 """Earlier names of precisions."""
 
+FOUR_BITS = "NVFP4"
+"""Precision whose rows are predicted from nothing, or from others of it only."""
+
 FIGURES = {("llama3-8b", device) for device in ("H100", "B200", "GB200", "GB300")}
 """Models and devices of rows that are utilisations in the catalogue."""
 
@@ -109,7 +112,7 @@ def cases(folder: Path) -> list[Case]:
 
 def _like(row: Row) -> tuple[object, ...]:
     """Return what a row and its reference have in common: 4 bits are not predicted from others."""
-    return row.task, row.model, row.computed_in is None
+    return row.task, row.model, row.precision == FOUR_BITS
 
 
 def _unlike(row: Row, other: Row) -> float:

@@ -12,7 +12,7 @@ from click import Context, Parameter
 
 from perfmodel.base.errors import InputError, PerfmodelError, unknown_name
 from perfmodel.catalogue import shipped
-from perfmodel.inputs.precisions import EIGHT_BITS
+from perfmodel.inputs.precisions import RECIPES
 
 if TYPE_CHECKING:  # generic since Click 8.4
     from click.shell_completion import CompletionItem
@@ -331,7 +331,7 @@ BOUND = Text(name="S", ranges=True)
 SECONDS = Text(read_seconds, name="60s")
 SIZE = Text(read_quantity("bytes"), name="SIZE")
 RATE = Text(read_quantity("bytes_per_s"), name="10Gbps")
-PRECISION = suggested(*("float32", "tf32", "mixed", *EIGHT_BITS), name="float32|tf32|mixed|fp8|...")
+PRECISION = suggested(*("float32", "tf32", "mixed", *RECIPES), name="float32|tf32|mixed|fp8|...")
 RECOMPUTATION = suggested(
     *("none", "selective", "selective:products", "full"), name="none|selective[:products|:N]|full"
 )

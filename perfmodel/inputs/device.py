@@ -25,11 +25,11 @@ PEAK = Range(*limits_of("flop_per_s"))
 
 class PeakRates(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Peak FLOP/s: float32, and tf32, mixed (16-bit with 32-bit sums), fp8 and mxfp8 (8-bit with a
-    scale per tensor, or per block) if supported."""
+    scale per tensor, or per block) and nvfp4 (4-bit, with scales per block) if supported."""
 
     RANGES: ClassVar = {
         "float32": PEAK,
-        **dict.fromkeys(("tf32", "mixed", "fp8", "mxfp8"), or_none(PEAK)),
+        **dict.fromkeys(("tf32", "mixed", "fp8", "mxfp8", "nvfp4"), or_none(PEAK)),
     }
     PLACE: ClassVar = "peak_flop_per_s."
 
@@ -38,6 +38,7 @@ class PeakRates(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     mixed: float | None = None
     fp8: float | None = None
     mxfp8: float | None = None
+    nvfp4: float | None = None
 
 
 class PublishedUtilisation(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):

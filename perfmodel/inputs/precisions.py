@@ -9,13 +9,14 @@ SIXTEEN_BITS = ("mixed", "bf16", "fp16")
 """Products have 16 bits; *mixed* and *bf16* differ in what is stored, not in time."""
 
 SCALES_OF_BLOCK, SCALES_OF_SQUARE, SCALES_OF_32 = 4.0 / 128.0, 4.0 / 128.0**2, 1.0 / 32.0
+SCALES_OF_16, HALF_BYTE = 1.0 / 16.0, 0.5
 """Bytes of scales per value: 32 bits for 128 values of a row, or for 128 x 128 values, or 8 bits
-for 32 values."""
+for 32 values, or for 16; and bytes of a value of 4 bits."""
 
 
 class Recipe(NamedTuple):
-    """How training computes products with weights in 8 bits, forward and backward; all else has 16,
-    also the output layer.
+    """How training computes products with weights in 8 or 4 bits, forward and backward; all else
+    has 16, also the output layer.
 
     Tensor cores before Blackwell multiply values of 8 bits along rows of both matrices only, so
     that casts are stored twice, the second time transposed; scales along rows need that too.
@@ -31,6 +32,7 @@ class Recipe(NamedTuple):
     dispatches : whether tokens are cast before they are sent to experts, and gradients before they
         are sent back to them; results, and the gradients of tokens, have 16 bits.
     peak : name of the peak rate.
+    value_bytes : of a value.
     """
 
     scale_bytes: float
@@ -41,6 +43,7 @@ class Recipe(NamedTuple):
     fused: bool = False
     dispatches: bool = False
     peak: str = "fp8"
+    value_bytes: float = 1.0
 
     def twice(self, architecture: str | None) -> bool:
         """Return whether casts are stored twice on an architecture."""
@@ -49,7 +52,7 @@ class Recipe(NamedTuple):
     def cast_bytes(self, architecture: str | None) -> float:
         """Return the bytes read and written to cast a value of 16 bits on an architecture."""
         copies = 2.0 if self.twice(architecture) else 1.0
-        return self.reads + copies * (1.0 + self.scale_bytes)
+        return self.reads + copies * (self.value_bytes + self.scale_bytes)
 
     def cast_in_norm_bytes(self, architecture: str | None) -> float:
         """Return the bytes read and written in backward to transpose a value that a norm cast."""
@@ -77,30 +80,46 @@ RECIPES: Mapping[str, Recipe] = {
         fused=True,
         peak="mxfp8",
     ),
+    "nvfp4": Recipe(
+        SCALES_OF_16,
+        2.0 * (HALF_BYTE + SCALES_OF_16),
+        HALF_BYTE + SCALES_OF_16,
+        reads=4.0,
+        by_rows=True,
+        peak="nvfp4",
+        value_bytes=HALF_BYTE,
+    ),
 }
 """Recipes by precision.
 
 *fp8* has a scale for each tensor, of earlier steps, and keeps inputs in 16 bits, as torchao does;
 *fp8_current* has that of the tensor itself, which is read once more for it; *fp8_block* has scales
 for 128 values, and for squares of them in weights; *mxfp8* has scales for 32. All but the first
-keep inputs in 8 bits, as Transformer Engine does.
+keep inputs in 8 bits, as Transformer Engine does. *nvfp4* has 4 bits, with scales for 16 values and
+one for the tensor, which is read once more for it; the few layers that recipes leave in 16 bits
+are not left out here.
 
 References
 ----------
 Micikevicius et al., 2022, arXiv 2209.05433 (*fp8*); DeepSeek-AI, "DeepSeek-V3", 2024, arXiv
 2412.19437, section 3.3 (*fp8_block*); Rouhani et al., 2023, arXiv 2310.10537 (*mxfp8*);
+NVIDIA, "Pretraining large language models with NVFP4", 2025, arXiv 2509.25149 (*nvfp4*);
 Transformer Engine, ``transformer_engine/common/recipe`` (``Float8CurrentScaling``,
 ``Float8BlockScaling``, ``MXFP8BlockScaling``) and ``pytorch/module/layernorm_linear.py``
 (``with_quantized_norm``); NVIDIA, cuBLAS documentation, ``cublasLtMatmul``, on layouts of 8 bits.
 """
 
-EIGHT_BITS = tuple(RECIPES)
+EIGHT_BITS = tuple(name for name, recipe in RECIPES.items() if recipe.value_bytes == 1.0)
+FOUR_BITS = tuple(name for name in RECIPES if name not in EIGHT_BITS)
 
 
 def sent_share(precision: str) -> float:
-    """Return the part of their bytes that values are sent with to a product that has 8 bits: they
-    are cast before, and scales go with them; 1 in other precisions."""
-    return (1.0 + RECIPES[precision].scale_bytes) / 2.0 if precision in RECIPES else 1.0
+    """Return the part of their bytes that values are sent with to a product that has 8 or 4 bits:
+    they are cast before, and scales go with them; 1 in other precisions."""
+    if precision not in RECIPES:
+        return 1.0
+    recipe = RECIPES[precision]
+    return (recipe.value_bytes + recipe.scale_bytes) / 2.0
 
 
 def dispatched_share(precision: str) -> float:
@@ -109,7 +128,7 @@ def dispatched_share(precision: str) -> float:
     return sent_share(precision) if dispatches else 1.0
 
 
-SHORT = (*SIXTEEN_BITS, *EIGHT_BITS)
+SHORT = (*SIXTEEN_BITS, *RECIPES)
 """Activations have 16 bits."""
 
 WIDE_BYTES: Mapping[str, float] = {"float32": 4.0, "tf32": 4.0}

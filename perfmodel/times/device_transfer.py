@@ -26,7 +26,7 @@ from perfmodel.inputs.batch_scaling import (
     transferred,
 )
 from perfmodel.inputs.device import Demands, Device, PeakRates, roofline_s
-from perfmodel.inputs.precisions import EIGHT_BITS
+from perfmodel.inputs.precisions import RECIPES
 from perfmodel.inputs.profile import Profile, Timing
 from perfmodel.inputs.software import EAGER, LAUNCH_S
 from perfmodel.inputs.workload import Workload, resolve
@@ -102,12 +102,12 @@ def estimate(
     InputError : the precision is unknown, or the device does not support it.
     NoTimesError : there is nothing to estimate from.
     """
-    if precision in EIGHT_BITS:
+    if precision in RECIPES:
         raise InputError(
             f"precision: times of {profile.name} at {precision} are not estimated, only those of "
             "language models are"
         )
-    known = [name for name in PeakRates.__struct_fields__ if name not in EIGHT_BITS]
+    known = [name for name in PeakRates.__struct_fields__ if name not in RECIPES]
     if precision not in known and spelling(precision) not in OTHER_NAMES:
         raise unknown_name("precision", precision, known)
     size = BATCH_SIZE if batch_size is None else whole_number("batch_size", batch_size)

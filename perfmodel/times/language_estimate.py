@@ -14,6 +14,7 @@ from perfmodel.inputs.decoder_layers import with_layers
 from perfmodel.inputs.decoder_parts import EXPERTS
 from perfmodel.inputs.device import Device
 from perfmodel.inputs.operator_shapes import MemoryBound
+from perfmodel.inputs.precisions import FOUR_BITS
 from perfmodel.inputs.profile import Layer, Profile, Timing
 from perfmodel.inputs.software import (
     AS_FOUND,
@@ -56,6 +57,9 @@ LAUNCHED_ERROR = dict(SINGLE_SIZE_ERROR)[4.0]
 """Error where launches determine the step time: that of the rule for other models, from one batch
 size to another up to four times larger or smaller."""
 
+MXFP8 = "mxfp8"
+"""Precision of 8 bits with scales as those of 4 bits have."""
+
 
 def estimate(
     profile: Profile,
@@ -77,6 +81,7 @@ def estimate(
     (:func:`perfmodel.inputs.software.launch_s`). The optimizer (Adam) reads parameters, gradients
     and its state, and writes parameters and state, at memory bandwidth; weights of products with 8
     bits are cast then. Attention stays inside ``documents`` (:mod:`perfmodel.times.packed`).
+    Nothing is measured of products in 4 bits: the interval reaches the time that 8 bits take.
 
     Raises
     ------
@@ -96,12 +101,14 @@ def estimate(
     level, launches = software.stack or AS_FOUND, software.launches or EAGER
     fused = level == TUNED or launches in (COMPILED, GRAPHS)
 
-    def times(layers: Sequence[Layer]) -> list[tuple[float, float]]:
-        return layers_s(target, layers, size, precision, devices, factors, fused=fused)
+    def times(layers: Sequence[Layer], at: str = precision) -> list[tuple[float, float]]:
+        return layers_s(target, layers, size, at, devices, factors, fused=fused)
 
     seconds, varying = packed(profile.layers, documents, times)
     error = stack.error_fraction if stack.alike else OTHER_ERROR
     error = _with_experts(error, profile.layers, seconds, target, precision, devices)
+    if precision in FOUR_BITS:
+        error = _reaching(error, seconds, times(profile.layers, MXFP8))
     why = (
         f"attention takes {stack.attention:.2f} times as long as alone, all else "
         f"{stack.products:.2f} times, as on {', '.join(stack.devices)}"
@@ -134,6 +141,13 @@ def estimate(
     kernels = kernels_of(profile.layers), most_kernels_of(profile.layers)
     slow_host = max(slowest_s(launches, *kernels) / max(launched_s, alone_s), 1.0)
     return msgspec.structs.replace(estimated, among_several=True, slow_host=slow_host)
+
+
+def _reaching(
+    error: float, seconds: Sequence[tuple[float, float]], longer: Sequence[tuple[float, float]]
+) -> float:
+    """Return the error of a step that may take as long as with ``longer`` times of layers."""
+    return math.hypot(error, max(_total_s(longer) / _total_s(seconds) - 1.0, 0.0))
 
 
 def _with_experts(

@@ -26,7 +26,7 @@ from perfmodel.inputs.operator_shapes import (
     OperatorShape,
     Product,
 )
-from perfmodel.inputs.precisions import EIGHT_BITS, RECIPES, WIDE_BYTES
+from perfmodel.inputs.precisions import RECIPES, WIDE_BYTES
 from perfmodel.inputs.profile import Layer
 from perfmodel.theory.attention import BACKWARD, VALUE_BYTES, Mask, attention_s
 from perfmodel.theory.convolutions import KERNEL, WIDE_LOAD_BYTES, transposing_s, winograd_s
@@ -140,7 +140,7 @@ def has_small_groups(layer: Layer) -> bool:
 def weight_casts_bytes(device: Device, layers: Iterable[Layer], precision: str) -> float:
     """Return the bytes read and written to cast all weights of products with 8 bits, which is done
     once in a step; 0 in other precisions."""
-    if precision not in EIGHT_BITS:
+    if precision not in RECIPES:
         return 0.0
     values = sum(
         one.columns * one.depth * (one.groups if isinstance(one, Grouped) else one.count)
@@ -182,7 +182,7 @@ class _At(NamedTuple):
         ]
         if not products:
             return
-        wide = np.array([one.wide and self.precision in EIGHT_BITS for _, _, one in products])
+        wide = np.array([one.wide and self.precision in RECIPES for _, _, one in products])
         of_pass = np.empty((3, len(products)))
         for at, rows in ((self, ~wide), (self._replace(precision="mixed"), wide)):
             if rows.any():
@@ -239,7 +239,7 @@ class _At(NamedTuple):
         """Return the bytes more that products move with 8 bits, (3, products): their gradients of
         weights are added to sums in 32 bits, which are read and written."""
         more = np.zeros((3, len(values)))
-        if self.precision in EIGHT_BITS:
+        if self.precision in RECIPES:
             more[OF_WEIGHTS] = (2.0 * SUM_BYTES - VALUE_BYTES) * values
         return more
 
@@ -258,7 +258,7 @@ class _At(NamedTuple):
         rows, columns, depth, count = np.array(shapes, dtype=np.float64).T
         rows = self.batch_size * rows
         used = np.minimum(rows, count)
-        kinds = [self.precision, *(["mixed"] if self.precision in EIGHT_BITS else [])]
+        kinds = [self.precision, *(["mixed"] if self.precision in RECIPES else [])]
         of_kind = []
         for kind in kinds:
             rates = grouped_rates(self.device, kind, self.others).rates
@@ -274,7 +274,7 @@ class _At(NamedTuple):
         of_pass = np.min(of_kind, axis=0)
         np.add.at(seconds[:, 0], owners, of_pass[FORWARD])
         np.add.at(seconds[:, 1], owners, of_pass[OF_INPUT] + of_pass[OF_WEIGHTS])
-        if self.precision in EIGHT_BITS:  # activations and gradients of outputs are cast
+        if self.precision in RECIPES:  # activations and gradients of outputs are cast
             casts_s = self._cast_s(rows * np.stack([depth, columns]))
             np.add.at(seconds, owners, casts_s.T)
 

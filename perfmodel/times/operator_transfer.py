@@ -4,7 +4,7 @@ Such a device gets the geometric mean of the figures of its architecture, else o
 relative to peak rates and bandwidths, times as they are, and the choice of kernels only from its
 architecture. In 32 bits (*float32*, *tf32*) operators have the figures of 16 bits, with values of
 twice the bytes and rates of operations that differ as the peak rates do; *mxfp8* has those of
-*fp8*.
+*fp8*, and *nvfp4* these with rates that differ as the peak rates do.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
+import msgspec
+
 from perfmodel.base.errors import InputError, unknown_name
-from perfmodel.inputs.device import Device
+from perfmodel.inputs.device import Device, PeakRates
 from perfmodel.inputs.operators import (
     ELEMENT_BYTES,
     AttentionFigures,
@@ -23,7 +25,7 @@ from perfmodel.inputs.operators import (
     ProductFigures,
     StackFigures,
 )
-from perfmodel.inputs.precisions import EIGHT_BITS, SHORT, SIXTEEN_BITS, WIDE_BYTES
+from perfmodel.inputs.precisions import FOUR_BITS, RECIPES, SHORT, SIXTEEN_BITS, WIDE_BYTES
 from perfmodel.inputs.software import STACKS
 from perfmodel.theory.attention import VALUE_BYTES, AttentionRates
 from perfmodel.theory.grouped import GroupedRates
@@ -50,8 +52,13 @@ def product_rates(device: Device, precision: str, others: Mapping[str, Device]) 
     if precision in WIDE_BYTES:
         rates = product_rates(device, "mixed", others)
         size = WIDE_BYTES[precision]
-        rate = rates.flop_per_s * _of_mixed(device, precision)
+        rate = rates.flop_per_s * _over(device, precision, "mixed")
         return rates._replace(flop_per_s=rate, element_bytes=size, result_bytes=size)
+    if precision in FOUR_BITS:
+        rates = product_rates(device, "fp8", others)
+        rate = rates.flop_per_s * _over(device, precision, "fp8")
+        size = RECIPES[precision].value_bytes
+        return rates._replace(flop_per_s=rate, element_bytes=size, kernel_choice=())
     precision = "mixed" if precision in SIXTEEN_BITS else "fp8"
     candidates = [
         (one, operators.products[precision])
@@ -103,14 +110,15 @@ def training_rates(device: Device, precision: str, others: Mapping[str, Device])
 
     Figures of 8 bits are those of an inference engine's kernels. Training has the libraries'
     kernels for 8 bits as for 16, so that figures of 16 bits count: rates of operations differ as
-    the peak rates do, and values of the matrices have one byte. Casts take no time here.
+    the peak rates do, and values of the matrices have one byte, or half of one. Casts take no time
+    here.
     """
-    rates = product_rates(device, "mixed" if precision in EIGHT_BITS else precision, others)
-    if precision not in EIGHT_BITS:
+    rates = product_rates(device, "mixed" if precision in RECIPES else precision, others)
+    if precision not in RECIPES:
         return rates
     return rates._replace(
-        flop_per_s=rates.flop_per_s * _of_mixed(device, precision),
-        element_bytes=ELEMENT_BYTES["fp8"],
+        flop_per_s=rates.flop_per_s * _over(device, precision, "mixed"),
+        element_bytes=RECIPES[precision].value_bytes,
         cast_bytes_per_s=math.inf,
     )
 
@@ -136,9 +144,13 @@ def grouped_rates(device: Device, precision: str, others: Mapping[str, Device]) 
         raise unknown_name("precision", precision, known)
     if precision in WIDE_BYTES:
         mixed, size = grouped_rates(device, "mixed", others), WIDE_BYTES[precision]
-        rate = mixed.rates.flop_per_s * _of_mixed(device, precision)
+        rate = mixed.rates.flop_per_s * _over(device, precision, "mixed")
         wide = mixed.rates._replace(flop_per_s=rate, element_bytes=size, result_bytes=size)
         return mixed._replace(rates=wide)
+    if precision in FOUR_BITS:
+        eight, size = grouped_rates(device, "fp8", others), RECIPES[precision].value_bytes
+        rate = eight.rates.flop_per_s * _over(device, precision, "fp8")
+        return eight._replace(rates=eight.rates._replace(flop_per_s=rate, element_bytes=size))
     precision = "mixed" if precision in SIXTEEN_BITS else "fp8"
     candidates = [
         (one, operators.grouped[precision])
@@ -174,7 +186,7 @@ def attention_rates(
     wide = precision in WIDE_BYTES
     cached = all(figures.cache_bytes_per_s is not None for _, figures in nearest)
     return AttentionRates(
-        mean.from_peak("flop_per_s") * (_of_mixed(device, precision) if wide else 1.0),
+        mean.from_peak("flop_per_s") * (_over(device, precision, "mixed") if wide else 1.0),
         mean.from_bandwidth("bytes_per_s") * (VALUE_BYTES / WIDE_BYTES[precision] if wide else 1.0),
         mean.of("launch_s"),
         mean.of("tile_s"),
@@ -256,12 +268,17 @@ def stack_of(device: Device, name: str, others: Mapping[str, Device]) -> Stack:
 def _same_chip(device: Device, candidates: Sequence[tuple[Device, F]]) -> list[tuple[Device, F]]:
     """Return the figures of the device itself, else of those with the same peak rates."""
     own = [pair for pair in candidates if pair[0].name == device.name]
-    return own or [pair for pair in candidates if pair[0].peak_flop_per_s == device.peak_flop_per_s]
+    return own or [pair for pair in candidates if _usual_rates(pair[0]) == _usual_rates(device)]
 
 
-def _of_mixed(device: Device, precision: str) -> float:
-    """Return the peak rate at a precision over that of 16 bits."""
-    return device.peak(precision) / device.peak("mixed")
+def _usual_rates(device: Device) -> PeakRates:
+    """Return the peak rates but for those of 4 bits, which no figures are of."""
+    return msgspec.structs.replace(device.peak_flop_per_s, **dict.fromkeys(FOUR_BITS))
+
+
+def _over(device: Device, precision: str, other: str) -> float:
+    """Return the peak rate at a precision over that at another."""
+    return device.peak(precision) / device.peak(other)
 
 
 def _known(device: Device, others: Mapping[str, Device]) -> list[tuple[Device, Operators]]:

@@ -9,6 +9,7 @@ from perfmodel.base.errors import InputError, spelling
 OTHER_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("bf16", "bfloat16", "bf16mixed"), "mixed"),
     **dict.fromkeys(("fp16", "float16", "half", "amp", "fp16mixed", "16mixed"), "mixed"),
+    "fp4": "nvfp4",
     **dict.fromkeys(("fp32", "single", "32true"), "float32"),
 }
 """What people call precisions elsewhere, as :func:`perfmodel.base.errors.spelling` spells it, and

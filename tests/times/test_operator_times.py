@@ -215,7 +215,9 @@ def in_8_bits(architecture: str | None = None) -> Device:
     return msgspec.structs.replace(
         SIMPLE,
         architecture=architecture,
-        peak_flop_per_s=PeakRates(float32=1e12, tf32=2e12, mixed=4e12, fp8=8e12, mxfp8=8e12),
+        peak_flop_per_s=PeakRates(
+            float32=1e12, tf32=2e12, mixed=4e12, fp8=8e12, mxfp8=8e12, nvfp4=8e12
+        ),
         operators=msgspec.structs.replace(SIMPLE.operators, products=products),
     )
 
@@ -230,16 +232,17 @@ def in_8_bits(architecture: str | None = None) -> Device:
         ("fp8_block", "hopper", 4.0 + 8 / 128, 4.0 + 8 / 128),
         ("fp8_block", "blackwell", 4.0 + 8 / 128, 4.0 + 8 / 128),
         ("mxfp8", "blackwell", 4.0 + 2 / 32, 0.0),
+        ("nvfp4", "blackwell", 4.0 + 2 * (0.5 + 1 / 16), 4.0 + 2 * (0.5 + 1 / 16)),
     ],
 )
 def test_8_bits_by_hand(
     precision: str, architecture: str, cast_bytes: float, in_norm_bytes: float
 ) -> None:
     """Casts of the input (forward) and of the gradient of the output (backward) read two bytes and
-    write one, or two where products need transposes, with scales; a scale of the tensor itself
-    needs two more bytes. Each product launches twice. A norm casts what it makes itself, if the
-    recipe does so, and only the transpose is left. The output layer, attention and norms have 16
-    bits."""
+    write one (half of one in 4 bits), or two where products need transposes, with scales; a scale
+    of the tensor itself needs two more bytes. Each product launches twice. A norm casts what it
+    makes itself, if the recipe does so, and only the transpose is left. The output layer, attention
+    and norms have 16 bits."""
     device = in_8_bits(architecture)
     shape = Product(64, 128, 256)
     layer = Layer("it", operators=(shape,))

@@ -13,6 +13,7 @@ from perfmodel.inputs.device import Device
 from perfmodel.theory.kernel_choice import DEPTHS, WAVES
 from perfmodel.times.operator_transfer import (
     attention_rates,
+    grouped_rates,
     product_rates,
     stack_of,
     training_rates,
@@ -55,6 +56,22 @@ def test_8_bits_reach_the_share_of_the_peak_that_16_bits_reach_in_training() -> 
         assert short.flop_per_s == pytest.approx(2 * mixed.flop_per_s, rel=1e-3)
         assert (short.element_bytes, short.launch_s) == (1.0, mixed.launch_s)
         assert training_rates(KNOWN[name], "mixed", KNOWN) == mixed
+
+
+def test_4_bits_reach_the_share_of_the_peak_too() -> None:
+    """B200 has 9 PFLOP/s with 4 bits, twice those with 8 and four times those with 16; B300 has
+    13.5, three times and six times, and half the bytes of 8 bits."""
+    for name, of_eight in (("b200", 2.0), ("b300", 3.0)):
+        mixed, eight = (product_rates(KNOWN[name], one, KNOWN) for one in ("mixed", "fp8"))
+        four = product_rates(KNOWN[name], "nvfp4", KNOWN)
+        assert four.flop_per_s == pytest.approx(of_eight * eight.flop_per_s)
+        assert (four.element_bytes, four.kernel_choice) == (0.5, ())
+        trained = training_rates(KNOWN[name], "nvfp4", KNOWN)
+        assert trained.flop_per_s == pytest.approx(2.0 * of_eight * mixed.flop_per_s)
+        assert (trained.element_bytes, trained.launch_s) == (0.5, mixed.launch_s)
+        groups = [grouped_rates(KNOWN[name], one, KNOWN).rates for one in ("fp8", "nvfp4")]
+        assert groups[1].flop_per_s == pytest.approx(of_eight * groups[0].flop_per_s)
+        assert (groups[1].element_bytes, groups[1].launch_s) == (0.5, groups[0].launch_s)
 
 
 def test_a_device_of_the_same_architecture_lends_its_efficiencies() -> None:

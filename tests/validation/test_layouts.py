@@ -271,15 +271,22 @@ def test_layers_in_eight_bits_have_a_reference_in_eight_bits(tmp_path: Path) -> 
 
 
 def test_unknown_precisions_are_anchored_only(tmp_path: Path) -> None:
-    four = GATED | {"precision": "NVFP4", "task": "SFT"}
-    found = predicted(tmp_path, "megatron_bridge", four, four | {"id": "8", "devices": 8, "dp": 8})
+    five = GATED | {"precision": "FP5", "task": "SFT"}
+    found = predicted(tmp_path, "megatron_bridge", five, five | {"id": "8", "devices": 8, "dp": 8})
     assert set(found) == {"anchored-data: 8"}
+
+
+def test_rows_in_four_bits_have_references_in_four_bits_only(tmp_path: Path) -> None:
+    four = GATED | {"precision": "NVFP4", "device": "B200"}
+    eight = four | {"precision": "MXFP8", "id": "eight"}
+    found = predicted(tmp_path, "megatron_bridge", four, eight)
+    assert set(found) == {"estimated-single: one", "estimated-single: eight"}
 
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [("bf16", "mixed"), ("", "mixed"), ("FP8", "fp8"), ("MXFP8", "mxfp8"), ("NVFP4", None),
-     ("float8 rowwise linear (bf16 else)", "fp8")],
+    [("bf16", "mixed"), ("", "mixed"), ("FP8", "fp8"), ("MXFP8", "mxfp8"), ("NVFP4", "nvfp4"),
+     ("FP5", None), ("float8 rowwise linear (bf16 else)", "fp8")],
 )  # fmt: skip
 def test_precisions_of_jobs(name: str, precision: str | None) -> None:
     assert row(precision=name).computed_in == precision
