@@ -107,6 +107,21 @@ def test_tokens_are_sent_in_8_bits_by_hand(recompute: str, again: int) -> None:
         )
 
 
+@pytest.mark.parametrize("over", [None, 4.0])
+def test_exchanges_take_as_long_in_every_stage(over: float | None) -> None:
+    """Of two stages on two nodes each: 4 of 8 parts go to the other node, at 25 GB/s, or a quarter
+    of that over the core, whichever stage it is."""
+    core = msgspec.structs.replace(NODES, core_oversubscription=over)
+    job = made(expert=8, pipeline=2, batch_size=2, accumulation=2, cluster=core)
+    each = TOKENS * ACTIVE * HIDDEN * 2 * 4 / 8 / 25e9  # of a block, there or back
+    found = []
+    for one in stage_jobs(job):
+        assert one.job.stage is not None
+        assert one.job.stage.routing is not None
+        found.append(seconds(one.job.stage.routing))
+    assert found == pytest.approx(2 * [2 * each * (over or 1.0)])
+
+
 def test_exchanges_by_hand_across_nodes() -> None:
     """4 of 8 parts go to another node, at 25 GB/s; each device has a link of its own."""
     routing = routing_of(made(expert=8))
