@@ -4,6 +4,8 @@ Property tests draw the same examples on every machine, however busy it is. Line
 thread per process: fits take a fifth of the time if threads do not compete. The garbage collector
 rests while tests are collected, and then leaves alone what was collected: to look through all of
 that again and again took 6 of 18 seconds of collection, and up to half a second each time later.
+Compiled modules are kept even if the environment says otherwise, as images of containers do: tests
+start many processes, and rewriting the assertions of all tests takes half the time of collection.
 
 ``--hypothesis-profile=long`` draws forty times as many, different ones each time.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from typing import Any
 
 import pytest
@@ -24,6 +27,8 @@ settings.load_profile(profiles.FIXED)
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read when NumPy is imported
 os.environ["PERFMODEL_CONFIG"] = ""  # no configuration
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # tests in the background of a shell: the
     signal.signal(signal.SIGINT, signal.default_int_handler)  # commands they start would ignore it
