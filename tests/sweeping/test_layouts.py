@@ -15,6 +15,7 @@ from perfmodel.catalogue import catalogue
 from perfmodel.communication.fabric import Fabric
 from perfmodel.inputs.passes import accumulated
 from perfmodel.predicting import replica_arrays, replica_columns, replica_formulas
+from perfmodel.predicting.replica_lines import line_of, on_line
 from perfmodel.sweeping import layouts as module
 from tests.settings import thinned
 
@@ -82,6 +83,18 @@ def test_many_numbers_cost_a_few_evaluations(monkeypatch: pytest.MonkeyPatch) ->
     assert len(found) == 100_000
     assert count < 40
     assert np.isfinite(found.step_s).all()
+
+
+def test_anchors_that_others_need_by_hand() -> None:
+    """Of 64 stages the anchors have 128 + 192 + 256 = 576 micro-batches: more than 512, but less
+    than half as many more; of 256 they would have more than twice as many."""
+    beyond, among = (line_of(np.array([m]), 64) for m in (512, 256))
+    assert beyond.anchors == among.anchors == [128, 192, 256]
+    assert beyond.first == [128, 192, 256]
+    assert among.first == [256]
+    known = {m: (2.0 * m + 10.0, 3.0) for m in beyond.anchors}
+    assert on_line(beyond, known) == pytest.approx(np.array([[1034.0, 3.0]]))
+    assert on_line(beyond, known | {256: (523.0, 3.0)}) is None  # canary: not on the line
 
 
 def test_what_is_impossible_is_counted_by_reason() -> None:
