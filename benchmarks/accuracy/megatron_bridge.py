@@ -66,8 +66,6 @@ def arguments(row: Row) -> dict[str, Any]:
     given = layouts.layout_of(row) | {"framework": "megatron"}
     if (row.tp or 1) > 1:
         given["sequence_parallel"] = True
-    if (row.pp or 1) > 1:
-        given["transfers"] = "ahead"
     if "expert" in given:  # a copy of a token for each device and node, as DeepEP sends
         given["expert_exchange"] = "hierarchical"
     sharded: dict[str, Any] = {"arch": "zero1"}

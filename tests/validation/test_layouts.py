@@ -254,7 +254,11 @@ def test_jobs_of_each_source() -> None:
     bridge = {**one, "device": "GB200", "vp": 2, "precision": "FP8-CS"}
     tuned = megatron_bridge.arguments(megatron_bridge.Row(**bridge))
     assert tuned["cluster"] == "gb200-nvl72"
-    assert (tuned["transfers"], tuned["virtual_stages"]) == ("ahead", 2)
+    for chunks, how in ((2, "ahead"), (1, "blocking")):  # as Megatron-LM hands over
+        row = megatron_bridge.Row(**bridge | {"vp": chunks, "microbatches": 4, "micro_batch": 1})
+        replica = make_job(**megatron_bridge.arguments(row)).replica
+        assert replica is not None
+        assert (replica.transfers, replica.virtual_stages) == (how, chunks)
     sharded = megatron_bridge.arguments(megatron_bridge.Row(**bridge | {"zero": 3}))
     assert sharded["arch"] == "fsdp"
 
