@@ -12,6 +12,7 @@ from perfmodel.engine.pools import (
     bring_up,
     join_pool,
     leave_pool,
+    own_links,
     schedule_flow,
     set_rate,
     tighten,
@@ -76,9 +77,6 @@ def _mark_path(w: World, route: Id) -> None:
         x = w.paths[e].link
         link = w.links[x]
         if link.marked == CLEAN:
-            if link.owner >= 0:
-                _dissolve(w, link.owner)
-            link.owner = MIXED if link.n > 0 else NONE
             if s.plain == 0:  # the load is a running sum, with accumulated rounding errors
                 link.load = 0.0
                 for k in range(link.first, link.first + link.n):
@@ -135,7 +133,7 @@ def _level_when_full(w: World, x: Id) -> float:
             a = w.active[k]
             r = w.routes[a.route]
             rises: bool = r.marked == RISING or (r.marked == KEPT and r.home == x)
-            most = r.cap if rises else r.rate
+            most = r.cap if rises else _rate_so_far(w, a.route)
             if most < guess:
                 a.open = 0
                 left -= a.load * most
@@ -167,6 +165,7 @@ def _open_pool(w: World, x: Id, level: float) -> None:
             continue
         first: bool = r.marked == KEPT  # links still to be filled have been weighed without it
         if first:
+            r.rate = p.rate
             _open_route(w, route)
         for e in range(r.first, r.last):
             y = w.paths[e].link
@@ -200,27 +199,36 @@ def _fix_routes(w: World, x: Id, level: float) -> None:
             elif full:
                 _fix(w, route, x, level, level)
         elif r.marked == KEPT and full:
-            if r.rate != level if r.home == x else _is_held(w, route, level):
+            if w.pools[x].rate != level if r.home == x else _is_held(w, route, level):
                 _fix(w, route, x, level, level)
 
 
 def _is_held(w: World, route: Id, level: float) -> bool:
     """Return whether a link that is full at ``level`` limits a route of another pool."""
     s, r = w.state[0], w.routes[route]
-    if r.rate > level * ROUNDING:
+    rate = w.pools[r.home].rate
+    if rate > level * ROUNDING:
         return True
-    if r.rate * ROUNDING < level or r.home >= s.n_links:
+    if rate * ROUNDING < level or r.home >= s.n_links:
         return False
     return bool(w.links[r.home].marked == DIRTY)  # its rate may still rise there
+
+
+def _rate_so_far(w: World, route: Id) -> float:
+    """Return the rate that a route has had, or has been given, while links are filled."""
+    r = w.routes[route]
+    if r.marked == KEPT:
+        return float(w.pools[r.home].rate)
+    return float(r.rate)
 
 
 def _fix(w: World, route: Id, goal: int, rate: float, level: float) -> None:
     """Fix a route's rate per unit of weight, and assign it to the pool ``goal``."""
     s, r = w.state[0], w.routes[route]
+    had = _rate_so_far(w, route)
     if r.marked == KEPT:
         w.region_routes[s.region_routes] = route
         s.region_routes += 1
-    had = r.rate
     r.marked, r.goal, r.rate = FIXED, goal, rate
     for e in range(r.first, r.last):
         x = w.paths[e].link
@@ -258,53 +266,62 @@ def _apply(w: World) -> None:
         set_rate(w, r.goal, r.rate)
         if w.places[route] < 0:
             join_pool(w, route, r.goal)
+            own_links(w, route)
         if r.goal >= s.n_links:
             schedule_flow(w, r.goal)
     for k in range(s.region_links):
+        w.links[w.region_links[k]].marked = CLEAN
+        _find_owner(w, w.region_links[k])
+    for k in range(s.region_links):
         x = w.region_links[k]
-        w.links[x].marked = CLEAN
         if w.pools[x].n > 0:
             schedule_flow(w, x)
-            if _keeps_to_itself(w, x):
-                _own(w, x)
+        elif w.links[x].n > 0:
+            tighten(w, x)
+    for k in range(s.region_links):
+        if w.pools[w.region_links[k]].n > 0:
+            _find_independent(w, w.region_links[k])
 
 
-def _keeps_to_itself(w: World, pool: int) -> bool:
-    """Return whether no other pool's routes cross the links of a pool's routes."""
-    p = w.pools[pool]
-    if p.n != w.links[pool].n:
-        return False
+def _find_owner(w: World, x: Id) -> None:
+    """Record which pool's routes cross a link that was filled.
+
+    If the link is some pool's own, neither this pool nor any other that crosses it is independent,
+    until it is found to be so.
+    """
+    link = w.links[x]
+    link.owner = NONE
+    for k in range(link.first, link.first + link.n):
+        home: Id = w.routes[w.active[k].route].home
+        if link.owner == NONE:
+            link.owner = home
+        elif link.owner != home:
+            link.owner = MIXED
+        if w.pools[x].n > 0:
+            w.pools[home].independent = 0
+
+
+def _find_independent(w: World, pool: int) -> None:
+    """Record whether a pool is independent, and up to which rate."""
+    s, p = w.state[0], w.pools[pool]
+    if w.links[pool].owner != pool:
+        return
     for k in range(p.first, p.first + p.n):
         r = w.routes[w.members[k]]
+        for e in range(r.first, r.last):
+            if w.paths[e].link != pool and w.pools[w.paths[e].link].n > 0:
+                return
+    p.independent = 1
+    p.limit = INFINITE
+    s.visits += 1
+    for k in range(p.first, p.first + p.n):
+        r = w.routes[w.members[k]]
+        p.limit = min(p.limit, r.cap)
         for e in range(r.first, r.last):
             x = w.paths[e].link
-            if x != pool:  # all routes on its own link are members
-                link = w.links[x]
-                for a in range(link.first, link.first + link.n):
-                    if w.routes[w.active[a].route].home != pool:
-                        return False
-    return True
-
-
-def _own(w: World, pool: int) -> None:
-    """Record that no other pool shares links with this pool."""
-    p = w.pools[pool]
-    p.limit = INFINITE
-    for k in range(p.first, p.first + p.n):
-        r = w.routes[w.members[k]]
-        for e in range(r.first, r.last):
-            w.links[w.paths[e].link].owner = pool
-        tighten(w, w.members[k])
-
-
-def _dissolve(w: World, pool: int) -> None:
-    """Record that other pools may share links with this pool."""
-    p = w.pools[pool]
-    for k in range(p.first, p.first + p.n):
-        r = w.routes[w.members[k]]
-        r.rate = p.rate
-        for e in range(r.first, r.last):
-            w.links[w.paths[e].link].owner = MIXED
+            if x != pool and w.links[x].visit != s.visits:
+                w.links[x].visit = s.visits
+                tighten(w, x)
 
 
 def _queue(w: World, x: Id, share: float) -> None:

@@ -7,7 +7,7 @@ from perfmodel.engine.heaps import pop, push, remove, update
 from perfmodel.engine.world import World
 
 MIXED = -2
-"""Owner of a link that several pools share."""
+"""Owner of a link that routes of several pools cross."""
 INFINITE = float("inf")
 ROUNDING = 1.0 + 1e-12
 """Tolerance within which a rate equals its limit up to rounding."""
@@ -108,6 +108,7 @@ def load_links(w: World, route: int) -> None:
             w.paths[last.path].at = x.at
             if link.n == 0:
                 link.load = 0.0
+                link.owner = NONE
                 if link.busy < w.state[0].now:
                     link.idle = w.state[0].now
             continue
@@ -151,63 +152,86 @@ def queued_s(w: World, route: int) -> float:
     return late
 
 
-def disown(w: World, route: int) -> None:
-    """Clear the owners of links that a route has left empty."""
-    r = w.routes[route]
-    for e in range(r.first, r.last):
-        link = w.links[w.paths[e].link]
-        if link.n == 0:
-            link.owner = NONE
-
-
 def find_home(w: World, route: int) -> int:
     """Return the pool that a new route can join without filling links again, else NONE.
 
-    No other pool may share the links of that pool.
+    It is the only pool of a link on its way, or else that of the tightest of these links, if no
+    other route crosses this link.
     """
     r = w.routes[route]
-    home, free = NONE, 0
-    tightest, least = NONE, INFINITE
+    home, tightest, least = NONE, NONE, INFINITE
+    for e in range(r.first, r.last):
+        x = w.paths[e].link
+        if w.pools[x].n > 0:
+            if home != NONE:
+                return NONE
+            home = x
+        share = w.links[x].capacity / w.links[x].load
+        if share < least:
+            tightest, least = x, share
+    if home != NONE:
+        return home if w.pools[home].independent != 0 else NONE
+    if tightest == NONE or w.links[tightest].owner != NONE:
+        return NONE
+    w.pools[tightest].independent = 1
+    w.pools[tightest].limit = INFINITE
+    return tightest
+
+
+def next_rate(w: World, pool: int) -> float:
+    """Return the rate of a pool after this instant, unless links have to be filled."""
+    if w.pools[pool].noted == 0:
+        return float(w.pools[pool].rate)
+    return float(w.links[pool].capacity / w.links[pool].load)
+
+
+def own_links(w: World, route: int) -> None:
+    """Record on the links of a route that its pool crosses them."""
+    r = w.routes[route]
     for e in range(r.first, r.last):
         link = w.links[w.paths[e].link]
         if link.owner == NONE:
-            free += 1
-        elif link.owner == MIXED or (home != NONE and link.owner != home):
-            return NONE
-        else:
-            home = link.owner
-        share = link.capacity / link.load
-        if share < least:
-            tightest, least = w.paths[e].link, share
-    if free == r.last - r.first:
-        home = tightest
-        if home == NONE:
-            return NONE
-        w.pools[home].limit = INFINITE
-    crossed = False
+            link.owner = r.home
+        elif link.owner != r.home:
+            link.owner = MIXED
+
+
+def tighten_path(w: World, route: int) -> None:
+    """Lower the limits of pools for the sake of the links of a route of an independent pool."""
+    r = w.routes[route]
+    w.pools[r.home].limit = min(w.pools[r.home].limit, r.cap)
     for e in range(r.first, r.last):
-        if w.paths[e].link == home:
-            crossed = True
-    if not crossed:
-        return NONE
-    for e in range(r.first, r.last):
-        w.links[w.paths[e].link].owner = home
-    return home
+        if w.paths[e].link != r.home:
+            tighten(w, w.paths[e].link)
 
 
-def tighten(w: World, route: int) -> None:
-    """Lower the limit of a route's pool to the route's cap, and to where its other links are full.
+def tighten(w: World, x: Id) -> None:
+    """Lower the limits of independent pools whose routes cross a link that no pool has for its own,
+    so that the link is not full as long as none of their rates is above its limit.
 
-    The limit is not raised when a load shrinks. If it is too low, it only causes a filling, which
+    Limits are not raised when a load shrinks. If one is too low, it only causes a filling, which
     corrects it.
     """
-    r = w.routes[route]
-    limit = min(w.pools[r.home].limit, r.cap)
-    for e in range(r.first, r.last):
-        x = w.paths[e].link
-        if x != r.home:
-            limit = min(limit, w.links[x].capacity / w.links[x].load)
-    w.pools[r.home].limit = limit
+    link = w.links[x]
+    fair = link.capacity / link.load
+    if link.owner >= 0:
+        w.pools[link.owner].limit = min(w.pools[link.owner].limit, fair)
+        return
+    total, highest = 0.0, 0.0
+    for k in range(link.first, link.first + link.n):
+        a = w.active[k]
+        rate = next_rate(w, w.routes[a.route].home)
+        total += a.load * rate
+        highest = max(highest, rate)
+    for k in range(link.first, link.first + link.n):
+        pool: Id = w.routes[w.active[k].route].home
+        p = w.pools[pool]
+        if p.independent != 0:
+            # all rates may rise to the fair one, or else all in proportion
+            limit = fair
+            if highest > fair:
+                limit = next_rate(w, pool) * (link.capacity / total)
+            p.limit = min(p.limit, limit)
 
 
 def push_flow(w: World, route: Id, op: Id, level: float) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.engine import codes
+from perfmodel.engine.flows import in_flight
 from perfmodel.engine.world import World, column
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Batch, Every, Mailbox, Quorum
@@ -29,23 +30,35 @@ def progress(graph: OpGraph, world: World) -> Floats:
     iterations do in the long run, for any weights. The weights are the ops' work at the resource
     with the most work in a round. So if that resource is always busy, the sum over groups grows
     evenly (the utilisation law: throughput is utilisation over demand), while the queue at it still
-    fills, and while workers end their iterations in bursts.
+    fills, and while workers end their iterations in bursts. If it is a link, ops count by the part
+    of their bytes that has moved, since a full link moves a large tensor for each of many workers
+    at once.
     """
     if graph not in _weights:
         _weights[graph] = _weighted(graph)
-    ops, group, weight = _weights[graph]
-    waiting = column(world, "ops", "phase")[ops] == codes.QUEUED
-    begun = column(world, "ops", "taken")[ops] - waiting
+    ops, group, weight, link = _weights[graph]
+    phase, taken = (column(world, "ops", name)[ops] for name in ("phase", "taken"))
+    begun = taken - (phase == codes.QUEUED).astype(np.float64)
+    if link:
+        whole = graph.op_bytes[ops]
+        begun -= (phase == codes.WORKING) & (whole > 0.0)
+        moving, left = in_flight(world)
+        at = np.minimum(np.searchsorted(ops, moving), len(ops) - 1)
+        counted = (ops[at] == moving) & (whole[at] > 0.0)
+        at, left = at[counted], left[counted]
+        begun[at] -= np.clip(left / whole[at], 0.0, 1.0)
     return np.bincount(group, begun * weight, graph.n_groups).astype(np.float64)
 
 
-_weights: WeakKeyDictionary[OpGraph, tuple[Ids, Ids, Floats]] = WeakKeyDictionary()
-"""Of a graph, the ops that tell the progress of their groups, these groups, and their weights,
-which add up to 1 in each group."""
+Weights = tuple[Ids, Ids, Floats, bool]
+
+_weights: WeakKeyDictionary[OpGraph, Weights] = WeakKeyDictionary()
+"""Of a graph, the ops that tell the progress of their groups, these groups, their weights, which
+add up to 1 in each group, and whether they are work at a link."""
 
 
-def _weighted(graph: OpGraph) -> tuple[Ids, Ids, Floats]:
-    work = _work_at_busiest(graph)
+def _weighted(graph: OpGraph) -> Weights:
+    work, link = _work_at_busiest(graph)
     group = np.asarray(graph.op_group, np.int64)
     own = group >= 0
     for rule in graph.rules:
@@ -56,11 +69,12 @@ def _weighted(graph: OpGraph) -> tuple[Ids, Ids, Floats]:
     ops = np.flatnonzero(own & (work > 0.0))
     group, work = group[ops], work[ops]
     whole = np.bincount(group, work, graph.n_groups)
-    return ops, group, work / whole[group]
+    return ops, group, work / whole[group], link
 
 
-def _work_at_busiest(graph: OpGraph) -> Floats:
-    """Return the seconds for which each op keeps the resource busy that is busiest in a round."""
+def _work_at_busiest(graph: OpGraph) -> tuple[Floats, bool]:
+    """Return the seconds for which each op keeps the resource busy that is busiest in a round, and
+    whether this is a link."""
     holding = np.repeat(np.arange(graph.n_ops), np.diff(graph.hold_start))
     held_s = graph.op_seconds[holding] * graph.hold_units / graph.slot_capacity[graph.hold_slots]
     crossed = np.diff(graph.route_start)[graph.op_route]
@@ -75,6 +89,8 @@ def _work_at_busiest(graph: OpGraph) -> Floats:
     seconds = np.concatenate([held_s, moved_s])
     resource = np.concatenate([graph.hold_slots, len(graph.slot_capacity) + link])
     if not len(resource):
-        return np.zeros(graph.n_ops)
-    busiest = np.flatnonzero(resource == np.argmax(np.bincount(resource, seconds)))
-    return np.bincount(ops[busiest], seconds[busiest], graph.n_ops).astype(np.float64)
+        return np.zeros(graph.n_ops), False
+    most = int(np.argmax(np.bincount(resource, seconds)))
+    busiest = np.flatnonzero(resource == most)
+    work = np.bincount(ops[busiest], seconds[busiest], graph.n_ops).astype(np.float64)
+    return work, most >= len(graph.slot_capacity)

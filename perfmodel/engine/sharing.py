@@ -6,10 +6,11 @@ transfer gets ``rate`` bytes/s per unit of weight. So a single counter, the ``se
 weight so far, gives the progress of all, and changing the rate costs the same for a thousand
 transfers as for one.
 
-If no other pool's routes cross the links of a pool's routes (a parameter server's link, a single
-transfer), the pool's rate is the link's capacity over its load, up to ``limit``, at which another
-of these links would also be full. Otherwise links are filled again, starting from the tightest:
-first the links of the routes that changed, then those of routes whose rates change as a result.
+A pool is *independent* if all routes on its link are its own, and none of their other links is full
+(a parameter server's link, a single transfer). Then the pool's rate is the link's capacity over its
+load, up to ``limit``, at which another of these links might also be full. Otherwise links are
+filled again, starting from the tightest: first the links of the routes that changed, then those of
+routes whose rates change as a result.
 
 Max-min fairness: Bertsekas, Gallager, "Data Networks", 2nd ed., section 6.5.2. Counting service
 instead of time: Parekh, Gallager, IEEE/ACM ToN 1(3), 1993, doi 10.1109/90.234856.
@@ -26,12 +27,13 @@ from perfmodel.engine.pools import (
     INFINITE,
     ROUNDING,
     bring_up,
-    disown,
     find_home,
     join_pool,
     leave_pool,
     load_links,
+    next_rate,
     note_change,
+    own_links,
     passed_at_once,
     pop_flow,
     push_flow,
@@ -39,7 +41,7 @@ from perfmodel.engine.pools import (
     schedule_flow,
     set_key,
     set_rate,
-    tighten,
+    tighten_path,
     unschedule_flow,
 )
 from perfmodel.engine.prefetch import COMPILED, look_past_flow
@@ -123,7 +125,7 @@ def settle(w: World) -> None:
     for k in range(n):
         load_links(w, w.changed[k])
     pools = 0
-    mixed = False  # whether pools may now share links
+    mixed = False  # whether links have to be filled
     for k in range(n):
         route = w.changed[k]
         r = w.routes[route]
@@ -138,38 +140,36 @@ def settle(w: World) -> None:
             if r.count > 0 and w.places[route] < 0:
                 join_pool(w, route, r.home)
             continue
+        if r.first == r.last:
+            set_own_pace(w, route)
+            continue
         if r.count == step:  # the route was empty before
             r.home = find_home(w, route)
-        home = r.home
-        if home >= 0 and home < s.n_links and w.links[home].owner == home:
-            if step > 0:
-                tighten(w, route)
-            if r.count > 0 and w.places[route] < 0:
-                join_pool(w, route, home)
-            if w.pools[home].noted == 0:
-                w.pools[home].noted = 1
-                w.region_pools[pools] = home
-                pools += 1
-        elif r.first < r.last:
+        if r.home < 0 or w.pools[r.home].independent == 0:
             mixed = True
-        else:
-            set_own_pace(w, route)
-        if r.count == 0:
-            disown(w, route)
+            continue
+        if w.pools[r.home].noted == 0:
+            w.pools[r.home].noted = 1
+            w.region_pools[pools] = r.home
+            pools += 1
+        if r.count > 0 and w.places[route] < 0:
+            join_pool(w, route, r.home)
+            own_links(w, route)
+    for k in range(n):
+        if w.routes[w.changed[k]].step > 0 and not mixed:
+            tighten_path(w, w.changed[k])
     for k in range(pools):
         pool = w.region_pools[k]
         p = w.pools[pool]
-        p.noted = 0
         if p.n == 0:
             p.service = 0.0
             unschedule_flow(w, pool)
-            continue
-        rate = w.links[pool].capacity / w.links[pool].load
-        if rate <= p.limit * ROUNDING and not mixed:
-            set_rate(w, pool, rate)
-            schedule_flow(w, pool)
-        else:
+        elif next_rate(w, pool) > p.limit * ROUNDING:
             mixed = True
+        elif not mixed:
+            set_rate(w, pool, next_rate(w, pool))
+            schedule_flow(w, pool)
+        p.noted = 0
     if mixed:
         fill_links(w, n)
     for k in range(n):

@@ -7,6 +7,7 @@ import numpy as np
 
 from perfmodel.base.arrays import NONE, Floats, Ids, Refs
 from perfmodel.engine import codes
+from perfmodel.engine.flows import in_flight
 from perfmodel.engine.measures import Totals
 from perfmodel.engine.progress import progress, short_runs
 from perfmodel.engine.world import World, assign, column, scalar, starts
@@ -106,32 +107,6 @@ def _phases(world: World, taken: Refs) -> Ids:
 
 _COUNTING = (codes.DRAIN, codes.TO_QUORUM, codes.FROM_BATCH)
 """Gate edges whose tokens are counted from the start, as on plain edges."""
-
-
-def in_flight(world: World) -> tuple[Ids, Floats]:
-    """Return the ops that are moving bytes, in ascending order, and their remaining bytes."""
-    counts = column(world, "routes", "count")
-    route = np.flatnonzero(counts)
-    if not len(route):
-        return np.zeros(0, _L), np.zeros(0, _F)
-    ops = column(world, "routes", "lead")[route].astype(_L)
-    level = column(world, "routes", "level")[route]
-    behind = counts[route].astype(_L) - 1
-    if behind.any():
-        first = column(world, "routes", "flow")[route] - starts(behind)[:-1]
-        at = np.repeat(first, behind) + np.arange(behind.sum())
-        ops = np.concatenate([ops, np.asarray(world.flying, _L)[at]])
-        level = np.concatenate([level, np.asarray(world.levels, _F)[at]])
-        route = np.concatenate([route, np.repeat(route, behind)])
-    order = np.argsort(ops)
-    ops, level, route = ops[order], level[order], route[order]
-    home, served, joined, weight = (
-        column(world, "routes", name)[route] for name in ("home", "served", "joined", "weight")
-    )
-    service, at_s, rate = (column(world, "pools", n)[home] for n in ("service", "at", "rate"))
-    service = service + (scalar(world, "now") - at_s) * rate
-    since = np.where(np.asarray(world.places)[route] >= 0, (service - joined) * weight, 0.0)
-    return ops, level - served - since
 
 
 def moved_bytes(world: World) -> Floats:

@@ -22,7 +22,7 @@ def _record(**kinds: str) -> np.dtype[np.void]:
 
 STATE = _record(
     f8="now gap_seconds soon_since",
-    i8="raised key at_once",
+    i8="raised key at_once visits",
     i4="n_ops n_links n_groups limit depth first_span end_span plain timer_room bins staggered "
     "slowest fastest behind gap_max timers soon soon_first touched changed busy_pools walks fault "
     "culprit region_links region_routes filling logged log_room log_left",
@@ -41,7 +41,11 @@ HOLD = _record(i4="slot units")
 SLOT = _record(
     f8="released busy", i8="free", i4="first waiting touched releaser group head _1 _2 _3 _4"
 )
-LINK = _record(f8="capacity load share left open above busy idle", i4="first n owner marked stale")
+LINK = _record(
+    f8="capacity load share left open above busy idle",
+    i8="visit",
+    i4="first n owner marked stale",
+)
 PATH = _record(f8="units", i4="link route at")
 ACTIVE = _record(f8="load", i4="path route open")
 ROUTE = _record(
@@ -51,7 +55,7 @@ ROUTE = _record(
     F8="rate cap burst queued _3 _4 _5",
     I4="flow goal",
 )
-POOL = _record(f8="service at rate limit _1 _2", i4="first n noted _3")
+POOL = _record(f8="service at rate limit _1 _2", i4="first n noted independent")
 GROUP = _record(i4="iterations device")
 STREAM = _record(f8="factor", i4="first at")
 SPECIAL = _record(

@@ -12,6 +12,7 @@ from perfmodel import Straggler, build_graph, make_job, predict
 from perfmodel.engine import leads, progress, simulation
 from perfmodel.engine.run import Simulation
 from perfmodel.engine.simulation import simulate
+from perfmodel.engine.state import moved_bytes
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.predicting import budget
@@ -72,10 +73,53 @@ def test_progress_counts_what_the_busiest_resource_does() -> None:
     """The weights of a worker's ops are their shares of its work at the server, by hand: two
     updates of 0.025 s."""
     graph = build_graph(full(130))
-    ops, group, weight = progress._weighted(graph)
+    ops, group, weight, link = progress._weighted(graph)
     assert np.bincount(group, weight) == pytest.approx(np.ones(130))
     assert len(ops) == 2 * 130
     assert weight == pytest.approx(np.full(260, 0.5))
+    assert not link
+
+
+def behind_a_link() -> OpGraph:
+    """Workers that compute for 3 s and push 100 bytes over the server's link, 1000 bytes/s."""
+    job = make_job(
+        workload=workload([1.0], [2.0], [100.0], batch_size=4),
+        cluster=cluster(1000.0),
+        workers=150,
+        arch="asp",
+    )
+    return build_graph(job)
+
+
+def test_progress_counts_the_bytes_that_a_full_link_has_moved() -> None:
+    """A worker's iteration is 100 bytes, so all have made the progress that the link has moved."""
+    graph = behind_a_link()
+    *_, link = progress._weighted(graph)
+    assert link
+    crosses = np.repeat(np.arange(len(graph.route_weight)), np.diff(graph.route_start))
+    server = int(np.argmax(np.bincount(graph.route_links)))
+    with Simulation(graph, 1) as run:
+        for _ in zip(range(5), run.steps(3, 97), strict=False):
+            moved = moved_bytes(run.world)[crosses[graph.route_links == server]].sum()
+            found = progress.progress(graph, run.world)
+            assert found.sum() == pytest.approx(moved / 100.0, rel=1e-9)
+        assert moved > 0.0
+        assert (found % 1.0 > 0.0).any()
+
+
+def test_a_full_link_is_as_fast_as_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten iterations per second, known after a few rounds."""
+    found, rounds = counted(behind_a_link(), monkeypatch)
+    assert float(found.iterations_per_s.sum()) == pytest.approx(10.0, rel=1e-3)
+    assert rounds < 32
+
+
+def test_canary_transfers_that_count_from_their_start_tell_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    by_bytes = float(np.std(rates(behind_a_link())))
+    monkeypatch.setattr(progress, "in_flight", lambda world: (np.zeros(0, int), np.zeros(0)))
+    assert float(np.std(rates(behind_a_link()))) > 2.0 * by_bytes
 
 
 def rates(graph: OpGraph) -> list[float]:
