@@ -290,15 +290,19 @@ def _find_owner(w: World, x: Id) -> None:
     until it is found to be so.
     """
     link = w.links[x]
-    link.owner = NONE
+    owned: bool = w.pools[x].n > 0
+    owner = NONE
     for k in range(link.first, link.first + link.n):
         home: Id = w.routes[w.active[k].route].home
-        if link.owner == NONE:
-            link.owner = home
-        elif link.owner != home:
-            link.owner = MIXED
-        if w.pools[x].n > 0:
+        if owned:
             w.pools[home].independent = 0
+        if owner == NONE:
+            owner = home
+        elif owner != home:
+            owner = MIXED
+            if not owned:
+                break
+    link.owner = owner
 
 
 def _find_independent(w: World, pool: int) -> None:

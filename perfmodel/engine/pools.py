@@ -162,11 +162,12 @@ def find_home(w: World, route: int) -> int:
     home, tightest, least = NONE, NONE, INFINITE
     for e in range(r.first, r.last):
         x = w.paths[e].link
-        if w.pools[x].n > 0:
+        link = w.links[x]
+        if (link.owner == x or link.owner == MIXED) and w.pools[x].n > 0:
             if home != NONE:
                 return NONE
             home = x
-        share = w.links[x].capacity / w.links[x].load
+        share = link.capacity / link.load
         if share < least:
             tightest, least = x, share
     if home != NONE:
@@ -199,10 +200,17 @@ def own_links(w: World, route: int) -> None:
 def tighten_path(w: World, route: int) -> None:
     """Lower the limits of pools for the sake of the links of a route of an independent pool."""
     r = w.routes[route]
-    w.pools[r.home].limit = min(w.pools[r.home].limit, r.cap)
+    p = w.pools[r.home]
+    limit = min(p.limit, r.cap)
     for e in range(r.first, r.last):
-        if w.paths[e].link != r.home:
-            tighten(w, w.paths[e].link)
+        x = w.paths[e].link
+        if x == r.home:
+            continue
+        if w.links[x].owner >= 0:
+            limit = min(limit, w.links[x].capacity / w.links[x].load)
+        else:
+            tighten(w, x)
+    p.limit = min(p.limit, limit)
 
 
 def tighten(w: World, x: Id) -> None:
@@ -217,12 +225,16 @@ def tighten(w: World, x: Id) -> None:
     if link.owner >= 0:
         w.pools[link.owner].limit = min(w.pools[link.owner].limit, fair)
         return
-    total, highest = 0.0, 0.0
+    total, highest, independent = 0.0, 0.0, 0
     for k in range(link.first, link.first + link.n):
         a = w.active[k]
-        rate = next_rate(w, w.routes[a.route].home)
+        home: Id = w.routes[a.route].home
+        independent += w.pools[home].independent
+        rate = next_rate(w, home)
         total += a.load * rate
         highest = max(highest, rate)
+    if independent == 0:
+        return
     for k in range(link.first, link.first + link.n):
         pool: Id = w.routes[w.active[k].route].home
         p = w.pools[pool]

@@ -31,7 +31,6 @@ from perfmodel.engine.pools import (
     join_pool,
     leave_pool,
     load_links,
-    next_rate,
     note_change,
     own_links,
     passed_at_once,
@@ -161,15 +160,17 @@ def settle(w: World) -> None:
     for k in range(pools):
         pool = w.region_pools[k]
         p = w.pools[pool]
+        p.noted = 0
         if p.n == 0:
             p.service = 0.0
             unschedule_flow(w, pool)
-        elif next_rate(w, pool) > p.limit * ROUNDING:
+            continue
+        rate = w.links[pool].capacity / w.links[pool].load
+        if mixed or rate > p.limit * ROUNDING:
             mixed = True
-        elif not mixed:
-            set_rate(w, pool, next_rate(w, pool))
+        else:
+            set_rate(w, pool, rate)
             schedule_flow(w, pool)
-        p.noted = 0
     if mixed:
         fill_links(w, n)
     for k in range(n):
