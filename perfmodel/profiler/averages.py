@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from perfmodel.base.errors import InputError
+from perfmodel.profiler.overhead import Overhead
 from perfmodel.profiler.steps import StepTimes
 
 PLACES = {
@@ -41,6 +42,26 @@ class Average(NamedTuple):
     def all_other_s(self) -> float:
         """Total of other work."""
         return sum(self.other_s.values())
+
+    def without(self, overhead: Overhead | None) -> Average:
+        """Return the averages without what hooks surely add to a step.
+
+        It is taken off the passes and other work, in proportion to their time: hooks are there,
+        and cost the host the same wherever the device waits for it.
+        """
+        if overhead is None or not overhead.is_certain:
+            return self
+        hooked_s = sum(self.forward_s) + sum(self.backward_s) + self.all_other_s
+        added_s = self.step_s * overhead.fraction / (1.0 + overhead.fraction)
+        kept = max(0.0, 1.0 - added_s / hooked_s)
+        return self._replace(
+            forward_s=tuple(kept * seconds for seconds in self.forward_s),
+            backward_s=tuple(kept * seconds for seconds in self.backward_s),
+            forward_std_s=tuple(kept * seconds for seconds in self.forward_std_s),
+            backward_std_s=tuple(kept * seconds for seconds in self.backward_std_s),
+            other_s={place: kept * seconds for place, seconds in self.other_s.items()},
+            step_s=self.step_s - (1.0 - kept) * hooked_s,
+        )
 
     @property
     def places(self) -> str:

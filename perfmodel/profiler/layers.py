@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.base.errors import InputError
-from perfmodel.foreign.pytorch import import_torch
+from perfmodel.foreign.pytorch import import_torch, is_tensor
 from perfmodel.inputs.operator_shapes import OperatorShape
 from perfmodel.inputs.profile import Layer, Tensor as ProfileTensor
 from perfmodel.profiler.operators import (
@@ -69,7 +69,8 @@ class ObservedStep:
     tops : modules that the user's loop calls, usually only the model.
     samples : first dimension of the first tensor passed to the first forward pass; 0 if there is
         none.
-    precision : type of the parameters, or *mixed* under autocast to 16 bits.
+    precision : type of the parameters, *tf32* if a GPU rounds most products of float32 to it, or
+        *mixed* under autocast to 16 bits.
     passes : forward passes.
     notes : remarks for the user.
     """
@@ -201,6 +202,8 @@ class Inspection:
         position = {id(p): i for i, p in enumerate(self._gradient_bytes)}
         ordered = sorted(layers, key=lambda l: -max(position[id(p)] for _, p, _ in l.parameters))  # noqa: E741
         precision = self._autocast or _type_name(layers[0].parameters[0][1].dtype)
+        if precision == "float32" and _uses_tf32(layers):
+            precision = "tf32"
         notes = self._notes(layers, ordered)
         tops = list(self._tops)
         return ObservedStep(ordered, tops, self._samples, precision, self._passes, notes)
@@ -417,6 +420,35 @@ def _type_name(dtype: torch.dtype) -> str:
     return {"bfloat16": "bf16", "float16": "fp16"}.get(name, name)
 
 
+def _uses_tf32(layers: Sequence[ObservedLayer]) -> bool:
+    """Return whether PyTorch lets this device round most operations on float32 to TF32."""
+    torch = import_torch()
+    device = next(layers[0].module.parameters()).device
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+        return False
+    flop = {True: 0.0, False: 0.0}
+    for layer in layers:
+        flop[type(layer.module).__name__.lower().startswith("conv")] += layer.flop
+    allowed = {
+        True: torch.backends.cudnn.allow_tf32,
+        False: torch.backends.cuda.matmul.allow_tf32,
+    }
+    rounded = sum(value for kind, value in flop.items() if allowed[kind])
+    return 2.0 * rounded > sum(flop.values())
+
+
+def _ungrouped(packet: object, args: Sequence[Any]) -> list[Any]:
+    """Return the arguments of attention with as many heads of keys and values as of queries, which
+    PyTorch before 2.13 needs to count operations; those of another operator as they are."""
+    if not str(packet).startswith("aten._scaled_dot_product_"):
+        return [*args]
+    heads = args[0].shape[1]
+    return [
+        one[:, :1].expand(-1, heads, -1, -1) if is_tensor(one) and one.dim() == 4 else one
+        for one in args
+    ]
+
+
 def _flop_counter(
     add: Callable[[float], None], recorder: Recorder
 ) -> AbstractContextManager[object]:
@@ -446,7 +478,7 @@ def _flop_counter(
             if str(packet).rpartition(".")[2] in GROUPED:  # missing as well
                 add(grouped_flop(args[0], args[1]))
             elif count is not None:
-                add(float(count(*args, **kwargs, out_val=output)))
+                add(float(count(*_ungrouped(packet, args), **kwargs, out_val=output)))
             recorder.ran(function, args, kwargs, output)
             return output
 

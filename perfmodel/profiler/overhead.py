@@ -27,11 +27,16 @@ class Overhead(NamedTuple):
     high: float
     pairs: int
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether hooks surely lengthen a step: the whole interval is above zero."""
+        return self.pairs >= FEWEST_PAIRS and self.low > 0.0
+
     def __str__(self) -> str:
         span = f"{CONFIDENCE:.0%} interval" if self.pairs >= FEWEST_PAIRS else "range"
         return (
             f"measuring adds {self.fraction:+.1%} ({span} {self.low:+.1%} to {self.high:+.1%}, "
-            f"{self.pairs} pairs of steps)"
+            f"{self.pairs} pairs of steps{', taken off' if self.is_certain else ''})"
         )
 
 

@@ -236,7 +236,7 @@ class Profiler:
         return self.noise_scale
 
     def average(self) -> Average:
-        """Average over the measured steps.
+        """Average over the measured steps, without the overhead if it was measured and is certain.
 
         Steps with an unusual number of samples or passes, such as an incomplete last batch, are
         left out.
@@ -245,7 +245,7 @@ class Profiler:
         ------
         InputError : fewer than two steps were measured.
         """
-        return average_of(self._usual())
+        return average_of(self._usual()).without(self.overhead)
 
     @property
     def notes(self) -> list[str]:
@@ -271,7 +271,7 @@ class Profiler:
         InputError : fewer than two steps were measured, or the batch size is unknown.
         """
         usual = self._usual()
-        average, observed = average_of(usual), self._observed
+        average, observed = average_of(usual).without(self.overhead), self._observed
         if observed is None:
             raise InputError("profiler: no step was measured")
         batch_size, accumulation = self._batch(usual)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -42,6 +45,51 @@ def test_the_time_of_a_run_is_the_mean_of_many() -> None:
 
     assert 0.002 <= operators._seconds(run, "cpu") < 0.02
     assert len(runs) > operators.WARM_UP + 2
+
+
+class Graphs:
+    """A GPU whose clock is at 1 ms per kernel; the host needs no time, and launches graphs."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+        self.captured: list[int] | None = None
+        self.captures: list[int] = []
+        self.cuda = self
+
+    def kernel(self) -> None:
+        if self.captured is None:
+            self.now_ms += 1.0
+        else:
+            self.captured[0] += 1
+
+    def CUDAGraph(self) -> SimpleNamespace:  # noqa: N802
+        kernels = [0]
+        return SimpleNamespace(kernels=kernels, replay=lambda: self.run(kernels[0]))
+
+    def run(self, kernels: int) -> None:
+        self.now_ms += float(kernels)
+
+    @contextmanager
+    def graph(self, graph: SimpleNamespace) -> Iterator[None]:
+        self.captured = graph.kernels
+        yield
+        self.captured = None
+        self.captures.append(graph.kernels[0])
+
+    def Event(self, enable_timing: bool) -> SimpleNamespace:  # noqa: N802
+        event = SimpleNamespace(at_ms=None, synchronize=lambda: None)
+        event.record = lambda: setattr(event, "at_ms", self.now_ms)
+        event.elapsed_time = lambda other: other.at_ms - event.at_ms
+        return event
+
+
+def test_runs_on_a_gpu_are_launched_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Graphs()
+    monkeypatch.setattr(operators, "import_torch", lambda: device)
+    assert operators._seconds(device.kernel, "cuda") == pytest.approx(1e-3)
+    assert device.captures == [1, 20]  # one run, then as many as last 20 ms
+    # warm-up, and each graph twice, the first time unmeasured
+    assert device.now_ms == operators.WARM_UP + 2 * (1 + 20)
 
 
 def test_the_command_writes_what_the_calibration_reads(tmp_path: Path) -> None:

@@ -145,6 +145,30 @@ def test_attention_is_one_operator_on_every_device(given: dict[str, Any], device
     assert moving == MemoryBound(2 * 192, 3 * 192)  # the product with the weight
 
 
+def test_operations_of_grouped_attention_are_counted_by_older_counters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before PyTorch 2.13, counters refuse fewer heads of keys than of queries."""
+    from torch.utils import flop_counter
+
+    packet = torch.ops.aten._scaled_dot_product_flash_attention
+
+    def strict(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+        assert query.shape == key.shape == value.shape
+        samples, heads, length, width = query.shape
+        return int(samples * heads * 2 * 2 * length * length * width)
+
+    monkeypatch.setitem(flop_counter.flop_registry, packet, strict)
+
+    def function(x: Any, weight: Any) -> Any:
+        x = x * weight
+        return functional.scaled_dot_product_attention(x, x[:, :2], x[:, :2], enable_gqa=True)
+
+    (layer,) = layers(lambda: Function(function), 4, 6, 8)
+    # two products for each of 4 heads, of 6 words with 6 words, of 8 values
+    assert layer.forward_flop == 4 * 2 * 2 * 6 * 6 * 8
+
+
 def test_modules_of_pytorch_call_attention() -> None:
     make = lambda: nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)  # noqa: E731
     found = [one for one in operators(make, 6, 16) if isinstance(one, Attention)]

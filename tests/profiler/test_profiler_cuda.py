@@ -1,4 +1,4 @@
-"""The clock of CUDA devices on fake events, without a GPU."""
+"""The clock and the precision of CUDA devices, on fakes, without a GPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from perfmodel.profiler import layers
 from perfmodel.profiler.clocks import CpuClock, CudaClock
 
 
@@ -141,3 +142,45 @@ def test_profiling_on_a_device_does_not_wait_inside_steps() -> None:
     assert average.optimizer_s == pytest.approx(0.008)
     assert average.loading_s == pytest.approx(0.001)
     assert average.step_s == pytest.approx(0.021)
+
+
+class Conv2d:
+    """A module on a fake GPU."""
+
+    def parameters(self) -> Any:
+        yield SimpleNamespace(device=SimpleNamespace(type="cuda"))
+
+
+class Linear(Conv2d):
+    """Another kind of module."""
+
+
+@pytest.mark.parametrize(
+    ("capability", "convolutions", "products", "rounded"),
+    [
+        ((8, 0), True, False, True),  # as PyTorch does by default
+        ((7, 0), True, True, False),  # no tensor cores for TF32
+        ((9, 0), False, True, False),
+        ((9, 0), True, True, True),
+        ((9, 0), False, False, False),
+    ],
+)
+def test_most_operations_name_the_precision_of_float32(
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    convolutions: bool,
+    products: bool,
+    rounded: bool,
+) -> None:
+    backends = SimpleNamespace(
+        cudnn=SimpleNamespace(allow_tf32=convolutions),
+        cuda=SimpleNamespace(matmul=SimpleNamespace(allow_tf32=products)),
+    )
+    cuda = SimpleNamespace(get_device_capability=lambda _: capability)
+    fake = SimpleNamespace(backends=backends, cuda=cuda)
+    monkeypatch.setattr(layers, "import_torch", lambda: fake)
+    observed: list[Any] = [
+        layers.ObservedLayer("first", Conv2d(), [], flop=60.0),  # type: ignore[arg-type]
+        layers.ObservedLayer("last", Linear(), [], flop=40.0),  # type: ignore[arg-type]
+    ]
+    assert layers._uses_tf32(observed) == rounded

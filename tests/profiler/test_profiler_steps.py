@@ -13,7 +13,8 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Source
 from perfmodel.inputs import profile_files
 from perfmodel.inputs.profile import Layer, Profile, Tensor, Timing, read_profile
-from perfmodel.profiler.overhead import overhead
+from perfmodel.profiler.averages import Average
+from perfmodel.profiler.overhead import Overhead, overhead
 from perfmodel.profiler.steps import Kind, StepTimes, parts
 
 near = pytest.approx
@@ -119,6 +120,32 @@ def test_the_interval_is_that_of_order_statistics(pairs: int, rank: int) -> None
     found = overhead([1.0 + i for i in range(pairs)], [1.0] * pairs)
     assert (found.low, found.high) == (rank, pairs - 1 - rank)
     assert ("interval" in str(found)) == (pairs >= 6)
+
+
+def test_certain_overhead_is_taken_off_passes_and_other_work() -> None:
+    average = Average(
+        (2.0, 3.0), (4.0, 5.0), (0.2, 0.3), (0.4, 0.5), 6.0, 1.0, 2.0, {"loss": 2.0}, 25.0, 0.1, 3
+    )
+    certain = Overhead(0.25, 0.1, 0.3, 6)
+    # hooks add 25 - 25 / 1.25 = 5 s to the 16 s of passes and other work
+    kept = 11.0 / 16.0
+    found = average.without(certain)
+    assert found.forward_s == near((2.0 * kept, 3.0 * kept))
+    assert found.backward_s == near((4.0 * kept, 5.0 * kept))
+    assert found.forward_std_s == near((0.2 * kept, 0.3 * kept))
+    assert found.other_s == {"loss": near(2.0 * kept)}
+    assert found.step_s == near(20.0)
+    assert (found.optimizer_s, found.loading_s, found.copy_s) == (6.0, 1.0, 2.0)
+    assert "+25.0% (95% interval +10.0% to +30.0%, 6 pairs of steps, taken off)" in str(certain)
+
+
+@pytest.mark.parametrize(
+    "uncertain", [None, Overhead(0.25, -0.01, 0.3, 6), Overhead(0.25, 0.1, 0.3, 5)]
+)
+def test_uncertain_overhead_is_not_taken_off(uncertain: Overhead | None) -> None:
+    average = Average((2.0,), (4.0,), (0.2,), (0.4,), 6.0, 1.0, 2.0, {}, 15.0, 0.1, 3)
+    assert average.without(uncertain) == average
+    assert "taken off" not in str(uncertain)
 
 
 def test_overhead_needs_a_pair_of_steps() -> None:
