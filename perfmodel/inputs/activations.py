@@ -8,6 +8,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from perfmodel.inputs.precisions import SHORT
+from perfmodel.inputs.profile import Layer, Profile
+
 PRODUCT = "linear"
 """Kind of layers that are matrix products."""
 
@@ -33,6 +36,10 @@ KINDS = (
 )
 """Kinds of activations, by a pattern for the start of the kind of their layer."""
 
+WIDE_IN_AUTOCAST = re.compile(r"(?!batch).*norm|embedding")
+"""Start of the kinds of layers that have 32 bits under autocast on a GPU too (PyTorch,
+documentation of ``torch.amp``: operators that autocast to float32)."""
+
 MLP = r"feed_forward|mlp|ffn|intermediate"
 """Pattern of the names of products in the feed-forward part."""
 
@@ -53,6 +60,26 @@ def kind_of(name: str, kind: str) -> str:
 def kinds_of(layers: Sequence[tuple[str, str]]) -> list[str]:
     """Return :func:`kind_of` of layers with these names and kinds."""
     return [kind_of(name, kind) for name, kind in layers]
+
+
+def in_precision(profile: Profile, precision: str) -> Profile:
+    """Return a profile with the activations that its layers have at a precision."""
+    before = profile.activation_precision
+    if not profile.layers or (before in SHORT) == (precision in SHORT):
+        return profile
+
+    def at_precision(layer: Layer) -> Layer:
+        if "mixed" in (before, precision) and WIDE_IN_AUTOCAST.match(layer.kind):
+            return layer
+        factor = 0.5 if precision in SHORT else 2.0
+        sizes = {
+            name: None if (size := getattr(layer, name)) is None else factor * size
+            for name in ("activation_bytes", "saved_bytes", "temporary_bytes")
+        }
+        return msgspec.structs.replace(layer, **sizes)
+
+    layers = tuple(map(at_precision, profile.layers))
+    return msgspec.structs.replace(profile, layers=layers, activation_precision=precision)
 
 
 def by_kind(kept: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:

@@ -61,7 +61,8 @@ def with_layers(profile: Profile, precision: str) -> Profile:
     if profile.decoder is None:
         return profile
     layers = layers_of(profile.decoder, profile.decoder.sequence_length, precision)
-    return msgspec.structs.replace(profile, layers=layers, timings=())
+    made = {"layers": layers, "timings": (), "activation_precision": precision}
+    return msgspec.structs.replace(profile, **made)
 
 
 @functools.lru_cache(maxsize=64)

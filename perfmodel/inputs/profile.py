@@ -274,7 +274,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     (:mod:`perfmodel.inputs.decoder_layers`): neither layers nor timings are needed, and any given
     hold for its default length. ``calibration`` says how precisely fitted values are known.
     ``noise_scale`` is for training the model on its data. ``buffer_bytes`` is the size of the
-    module's buffers, such as running means.
+    module's buffers, such as running means. ``activation_precision`` is that of the step in which
+    the layers' activations were recorded.
     """
 
     schema: Literal["perfmodel.workload/1"] = "perfmodel.workload/1"
@@ -287,6 +288,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     decoder: Decoder | None = None
     optimizer_state_bytes_per_parameter_byte: float = 1.0
     buffer_bytes: float = 0.0
+    activation_precision: str = "float32"
     noise_scale: NoiseScale | None = None
     calibration: Calibration | None = None
 

@@ -13,7 +13,7 @@ import msgspec
 
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.provenance import Assumption, Source
-from perfmodel.inputs.activations import Peaks, by_kind, kinds_of
+from perfmodel.inputs.activations import Peaks, by_kind, in_precision, kinds_of
 from perfmodel.inputs.batch_scaling import (
     RECENT_LAUNCH_S,
     at_batch_size,
@@ -255,7 +255,7 @@ def resolve(
     parts = [_layer_seconds(profile, t, layer_shares) for t in used]
     sizes = [t.batch_size for t in used]
     rule = next((text for _, _, text in parts if text), None)
-    sized = _sizes(profile)
+    sized, stored = _sizes(profile), in_precision(profile, near.precision)
     seconds = [[*forward, *backward] for forward, backward, _ in parts]
     tensors = sized["tensors"]
     passes = at_batch_size(sizes, seconds, size, tensors=tensors, launch_s=launch_s).tolist()
@@ -281,9 +281,9 @@ def resolve(
         backward_s=sum(backward),
         optimizer_s=near.optimizer_s,
         data_loading_s=loading_s,
-        layers=_layers(profile, forward, backward, size),
+        layers=_layers(stored, forward, backward, size),
         step_cv=_step_cv(near),
-        **_activations(profile, size),
+        **_activations(stored, size),
         optimizer_state_bytes=profile.parameter_bytes
         * profile.optimizer_state_bytes_per_parameter_byte,
         quality="measured" if measured else "estimated",

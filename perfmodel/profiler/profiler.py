@@ -304,6 +304,7 @@ class Profiler:
             noise_scale=self.noise_scale,
             optimizer_state_bytes_per_parameter_byte=state_fraction(observed, self._optimizers),
             buffer_bytes=buffer_bytes(self._model),
+            activation_precision="float32" if observed.precision == "tf32" else observed.precision,
         )
 
     def save(self, path: str | Path, *, append: bool = False) -> Profile:

@@ -16,6 +16,7 @@ from perfmodel.inputs.device import Device
 from perfmodel.inputs.operator_shapes import MemoryBound
 from perfmodel.inputs.precisions import FOUR_BITS
 from perfmodel.inputs.profile import Layer, Profile, Timing
+from perfmodel.inputs.recomputation import ATTENTION
 from perfmodel.inputs.software import (
     AS_FOUND,
     COMPILED,
@@ -37,7 +38,7 @@ from perfmodel.times.operator_times import (
     most_kernels_of,
     weight_casts_bytes,
 )
-from perfmodel.times.operator_transfer import grouped_rates, stack_of
+from perfmodel.times.operator_transfer import Stack, grouped_rates, stack_of
 from perfmodel.times.packed import packed, with_documents
 from perfmodel.times.precision_names import check_precision
 from perfmodel.times.slow_hosts import slowest_s
@@ -105,7 +106,7 @@ def estimate(
         return layers_s(target, layers, size, at, devices, factors, fused=fused)
 
     seconds, varying = packed(profile.layers, documents, times)
-    error = stack.error_fraction if stack.alike else OTHER_ERROR
+    error = _stack_error(stack, software, profile.layers, seconds, target, devices)
     error = _with_experts(error, profile.layers, seconds, target, precision, devices)
     if precision in FOUR_BITS:
         error = _reaching(error, seconds, times(profile.layers, MXFP8))
@@ -148,6 +149,29 @@ def _reaching(
 ) -> float:
     """Return the error of a step that may take as long as with ``longer`` times of layers."""
     return math.hypot(error, max(_total_s(longer) / _total_s(seconds) - 1.0, 0.0))
+
+
+def _stack_error(
+    stack: Stack,
+    software: Software,
+    layers: Sequence[Layer],
+    seconds: Sequence[tuple[float, float]],
+    target: Device,
+    devices: Mapping[str, Device],
+) -> float:
+    """Return the error of a step with software as in ``stack``; it reaches to tuned software if
+    nobody said which it is."""
+    error = stack.error_fraction if stack.alike else OTHER_ERROR
+    if software.stack is not None:
+        return error
+    tuned = stack_of(target, TUNED, devices)
+    pairs = [(layer.kind, sum(passes)) for layer, passes in zip(layers, seconds, strict=True)]
+    attention_s = sum(each_s for kind, each_s in pairs if kind == ATTENTION)
+    others_s = sum(each_s for kind, each_s in pairs if kind != ATTENTION)
+    tuned_s = (
+        attention_s * tuned.attention / stack.attention + others_s * tuned.products / stack.products
+    )
+    return max(error, (1.0 + tuned.error_fraction) * (attention_s + others_s) / tuned_s - 1.0)
 
 
 def _with_experts(

@@ -15,8 +15,9 @@ import pytest
 
 from perfmodel import InputError, Source, Workload, make_job, predict
 from perfmodel.catalogue import catalogue
+from perfmodel.inputs.activations import in_precision
 from perfmodel.inputs.decoder import Decoder
-from perfmodel.inputs.profile import Profile
+from perfmodel.inputs.profile import Layer, Profile, Tensor
 from perfmodel.predicting.memory import memory_of, overhead
 from perfmodel.results.memory import Footprint
 
@@ -214,6 +215,58 @@ def test_measured_models_keep_32_bits_of_everything(name: str, parameters: int) 
     assert sum(found.activations_bytes.values()) == pytest.approx(kept)
     cut = published(name, "zero3", optimizer="adam", precision_policy=MASTER)
     assert cut.parameters_bytes == pytest.approx(2.0 * parameters / 8, rel=0.01)
+
+
+GPU_PEAKS = (
+    ("resnet50", 128, "tf32", 11.396e9),
+    ("resnet50", 32, "mixed", 1.781e9),
+    ("resnet50", 128, "mixed", 6.085e9),
+    ("resnet50", 256, "mixed", 11.806e9),
+    ("resnet101", 64, "mixed", 4.726e9),
+    ("vgg16", 64, "tf32", 6.546e9),
+    ("vgg16", 64, "mixed", 4.684e9),
+    ("densenet121", 64, "mixed", 4.486e9),
+    ("mobilenet_v2", 64, "mixed", 2.778e9),
+    ("efficientnet-b0", 64, "mixed", 3.119e9),
+    ("vit-b16", 64, "mixed", 5.428e9),
+    ("bert-base", 32, "mixed", 4.537e9),
+    ("bert-large-384", 16, "mixed", 13.087e9),
+)
+"""Largest allocated memory of a training step on one H100, PyTorch 2.11, bf16 autocast if mixed:
+``torch.cuda.max_memory_allocated``; SGD with momentum, AdamW for BERT."""
+
+
+@pytest.mark.parametrize(("model", "samples", "precision", "measured_bytes"), GPU_PEAKS)
+def test_memory_of_a_step_on_a_gpu(
+    model: str, samples: int, precision: str, measured_bytes: float
+) -> None:
+    """Predicted memory has no inputs of the step and no workspaces: a few per cent."""
+    optimizer = "adam" if "bert" in model else "momentum"
+    given = {"model": model, "batch_size": samples, "precision": precision}
+    job = make_job(**given, device="h100", workers=1, arch="ring", optimizer=optimizer)
+    assert -0.1 < memory_of(job).worker_bytes / measured_bytes - 1.0 < 0.0
+
+
+def test_autocast_halves_activations_but_those_of_norms_over_features() -> None:
+    tensor = Tensor("weight", 4.0)
+    kinds = ("conv2d", "batchnorm2d", "layernorm", "embedding", "linear")
+    layers = tuple(
+        Layer(kind, kind, (tensor,), activation_bytes=8.0, saved_bytes=16.0, temporary_bytes=4.0)
+        for kind in kinds
+    )
+    profile = Profile(name="net", source=Source("exact", "made up"), layers=layers)
+    halved = in_precision(profile, "mixed")
+    assert [layer.saved_bytes for layer in halved.layers] == [8.0, 8.0, 16.0, 16.0, 8.0]
+    assert [layer.activation_bytes for layer in halved.layers] == [4.0, 4.0, 8.0, 8.0, 4.0]
+    assert [layer.temporary_bytes for layer in halved.layers] == [2.0, 2.0, 4.0, 4.0, 2.0]
+    assert in_precision(halved, "float32").layers == profile.layers
+    assert {layer.saved_bytes for layer in in_precision(profile, "bf16").layers} == {8.0}
+    assert in_precision(profile, "tf32") is profile
+    assert in_precision(halved, "fp8") is halved
+    unknown = msgspec.structs.replace(layers[0], saved_bytes=None)
+    assert in_precision(msgspec.structs.replace(profile, layers=(unknown,)), "mixed").layers[0] == (
+        msgspec.structs.replace(unknown, activation_bytes=4.0, temporary_bytes=2.0)
+    )
 
 
 def test_activations_of_convolutions_and_their_norms() -> None:
