@@ -16,9 +16,9 @@ from perfmodel.base.errors import InputError, NoTimesError, nearest, unknown_nam
 from perfmodel.base.provenance import Assumption, Source
 from perfmodel.base.same import Same
 from perfmodel.catalogue import shipped
+from perfmodel.catalogue.adapters import with_storage
 from perfmodel.catalogue.shipped import cluster_names, device_names, folder, model_names, names
 from perfmodel.inputs import cluster as clusters_, device as devices_
-from perfmodel.inputs.adapters import with_storage
 from perfmodel.inputs.batch_scaling import RECENT_LAUNCH_S
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.decoder_layers import at_length
