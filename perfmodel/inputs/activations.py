@@ -36,9 +36,9 @@ KINDS = (
 )
 """Kinds of activations, by a pattern for the start of the kind of their layer."""
 
-WIDE_IN_AUTOCAST = re.compile(r"(?!batch).*norm|embedding")
+WIDE_IN_AUTOCAST = re.compile(r"(?!batch).*norm|embedding|sum")
 """Start of the kinds of layers that have 32 bits under autocast on a GPU too (PyTorch,
-documentation of ``torch.amp``: operators that autocast to float32)."""
+documentation of ``torch.amp``: operators that autocast to float32), or read what has them."""
 
 MLP = r"feed_forward|mlp|ffn|intermediate"
 """Pattern of the names of products in the feed-forward part."""

@@ -103,7 +103,7 @@ def test_every_timing_has_a_source(name: str) -> None:
             assert not timing.per_layer, "nobody published times per layer"
         else:
             assert timing.source.kind == "measured"
-            assert timing.per_layer
+            assert timing.source.date
 
 
 def test_a_model_that_was_not_measured_has_exact_layers() -> None:

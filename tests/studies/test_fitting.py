@@ -140,7 +140,7 @@ def test_json_has_what_makes_a_job_fit() -> None:
 
 def test_the_command_takes_the_largest_batch() -> None:
     job = "--model vgg16 --device v100 --workers 4 --arch ring --fit"
-    assert "batch 185 per worker" in output(job)
+    assert "batch 152 per worker" in output(job)
     assert "--fit: chooses the batch size" in output(f"{job} --batch-size 3")
 
 
