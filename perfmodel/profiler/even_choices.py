@@ -87,11 +87,8 @@ def even_choices() -> AbstractContextManager[object]:
 
 
 def even_indices(shape: Sequence[int], candidates: int, dimension: int) -> Tensor:
-    """Return the even choices of each row along a dimension, as indices of this shape.
-
-    >>> even_indices((3, 2), 4, 1).tolist()
-    [[0, 1], [2, 3], [0, 1]]
-    """
+    """Return the even choices of each row along a dimension, as indices of this shape: three rows
+    that choose two of four have 0 and 1, 2 and 3, and again 0 and 1."""
     each = shape[dimension]
     others = [size for at, size in enumerate(shape) if at != dimension % len(shape)]
     chosen = import_torch().arange(math.prod(others) * each, device="cpu") % max(1, candidates)

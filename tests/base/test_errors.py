@@ -181,7 +181,7 @@ FILES = {
     "key_unknown_tensor.json": "layers[1].tensors[0]: unknown key 'byte'; did you mean 'bytes'? (allowed: name, bytes)",
     "key_unknown_top.json": "unknown key 'layer'; did you mean 'layers'? (allowed: schema, name, source, timings, "
     "title, layers, gradients, decoder, optimizer_state_bytes_per_parameter_byte, "
-    "buffer_bytes, noise_scale, "
+    "buffer_bytes, activation_precision, noise_scale, "
     "calibration)",
     "key_unknown.toml": "nic: unknown key 'latency'; did you mean 'latency_s'? "
     "(allowed: bandwidth_bytes_per_s, latency_s, efficiency, ceiling_bytes_per_s)",

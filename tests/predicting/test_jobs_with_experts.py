@@ -129,7 +129,7 @@ def test_the_error_of_experts_widens_the_interval() -> None:
     differ between frameworks; those of large ones are as any product's."""
     known = {name: catalogue.device(name) for name in catalogue.device_names()}
     of_shapes = grouped_rates(known["h100"], "mixed", known).error_fraction
-    given: dict[str, Any] = {"device": "h100", "launches": "graphs"}
+    given: dict[str, Any] = {"device": "h100", "launches": "graphs", "stack": "as_found"}
     large = catalogue.model("mixtral-8x7b").decoder
     assert large is not None
     for decoder, batch_size, of_kernels in ((SMALL, 64, FRAMEWORK_ERROR), (large, 8, 0.0)):

@@ -26,6 +26,11 @@ nn = torch.nn
 WIDTH, INSIDE, EXPERTS, ACTIVE, TOKENS = 16, 32, 8, 2, 64
 
 
+def test_choices_go_round_all_candidates() -> None:
+    assert even.even_indices((3, 2), 4, 1).tolist() == [[0, 1], [2, 3], [0, 1]]
+    assert even.even_indices((2, 3), 4, 0).tolist() == [[0, 2, 0], [1, 3, 1]]
+
+
 class Expert(nn.Module):
     def __init__(self) -> None:
         super().__init__()
