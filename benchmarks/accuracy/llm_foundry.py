@@ -105,6 +105,7 @@ def job(row: Row) -> pm.Job:
         cluster=CLUSTERS[device],
         workers=row.num_gpus,
         arch="fsdp",
+        stack="as_found",
         options={"stage": STAGES[row.sharding], "unit_bytes": block_bytes(row.model)},
     )
     update_s = made.workload.optimizer_s / row.grad_accum

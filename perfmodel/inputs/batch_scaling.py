@@ -32,11 +32,11 @@ MOST_LAUNCHING = 0.7
 """Largest fraction of a step attributed to launches; from 0.5 to 0.9, fitted with LAUNCH_S."""
 
 INTERPOLATION_ERROR = 0.33
-"""Error between two measured batch sizes: 38 series, median 0.06, worst 0.59."""
+"""Error between two measured batch sizes: 39 series, median 0.06, worst 0.59."""
 
-FITTED_ERROR = ((2.0, 0.36), (4.0, 0.69), (8.0, 0.69), (math.inf, 1.11))
-"""Error from several measured sizes, by the largest ratio to the nearest of them. 38, 26, 23 and 19
-series; medians 0.09, 0.10, 0.18, 0.20; the error up to a ratio of 8 is the same as up to 4. The
+FITTED_ERROR = ((2.0, 0.34), (4.0, 0.69), (8.0, 0.69), (math.inf, 1.11))
+"""Error from several measured sizes, by the largest ratio to the nearest of them. 39, 27, 24 and 20
+series; medians 0.09, 0.10, 0.19, 0.21; the error up to a ratio of 8 is the same as up to 4. The
 worst errors are of a model whose step hardly changes with the batch (NeuMF): up to 2.6, 5.5, and
 hundreds."""
 
@@ -45,37 +45,38 @@ SINGLE_ERROR = ((2.0, 0.44), (4.0, 0.86), (8.0, 1.72), (math.inf, 3.15))
 0.17, 0.29, 0.54, 0.90; worst 1.4, 3.4, 7.3, and hundreds (NeuMF again). For each table, LAUNCH_S
 and MOST_LAUNCHING come from the other tables."""
 
-RECENT_SINGLE_ERROR = ((2.0, 0.52), (4.0, 0.74), (8.0, 3.79), (math.inf, 8.55))
-"""The same on other devices. 10, 17 and 5 series; medians 0.18, 0.21, 0.61; without Sia's A100 the
-errors are 0.21, 0.60 and 0.61. Farther there are only two series, so the last is that of all 19."""
+RECENT_SINGLE_ERROR = ((2.0, 0.46), (4.0, 0.70), (8.0, 3.02), (math.inf, 7.80))
+"""The same on other devices. 12, 18 and 8 series; medians 0.14, 0.19, 0.51. Up to a ratio of 4 it is
+0.63, but no less than from several is stated. Farther there are only three series, so the last is
+that of all 20."""
 
-COMMON_ERROR = 0.18
+COMMON_ERROR = 0.22
 """Error on a device of the same kind, if other models were measured on both devices, at a batch
-size measured on the other: 47 timings of 14 models on 8 GPUs, median 0.09, worst 0.61."""
+size measured on the other: 48 timings of 14 models on 8 GPUs, median 0.09, worst 0.61."""
 
 KIND_ERROR = 0.54
-"""The same if no other model was measured on both: 45 timings, median 0.13, worst 0.87."""
+"""The same if no other model was measured on both: 46 timings, median 0.13, worst 0.87."""
 
 SPEED_ERROR = 0.51
 """The same if, in addition, the layers' operation counts are unknown: 45 timings, median 0.12,
 worst 0.78."""
 
-TYPICAL_ERROR = 1.03
-"""Error with the efficiency of other models on the device: 53 timings of 6 models on 15 GPUs,
-median 0.23, worst 1.31. (On the catalogue's only CPU, 9 of 10 of 17 timings are within 0.48.)"""
+TYPICAL_ERROR = 1.01
+"""Error with the efficiency of other models on the device: 64 timings on 15 GPUs, median 0.30,
+worst 1.31. (On the catalogue's only CPU, 9 of 10 of 20 timings are within 0.43.)"""
 
-FOREIGN_ERROR = 1.03
-"""Error with the efficiency of other models on other GPUs: 54 timings of 6 models on 16 GPUs,
-median 0.24, worst 1.50."""
+FOREIGN_ERROR = 1.26
+"""Error with the efficiency of other models on other GPUs: 65 timings on 16 GPUs, median 0.32,
+worst 2.17."""
 
-KIND_OPERATORS_ERROR = 0.35
-"""As :data:`KIND_ERROR`, where operators are known: 45 timings, median 0.10, worst 0.73."""
+KIND_OPERATORS_ERROR = 0.38
+"""As :data:`KIND_ERROR`, where operators are known: 46 timings, median 0.10, worst 0.73."""
 
-OPERATORS_ERROR = 0.56
-"""As :data:`TYPICAL_ERROR`, where operators are known: 53 timings, median 0.19, worst 0.98."""
+OPERATORS_ERROR = 0.66
+"""As :data:`TYPICAL_ERROR`, where operators are known: 64 timings, median 0.26, worst 0.98."""
 
-FOREIGN_OPERATORS_ERROR = 0.65
-"""As :data:`FOREIGN_ERROR`, where operators are known: 54 timings, median 0.21, worst 1.14."""
+FOREIGN_OPERATORS_ERROR = 0.73
+"""As :data:`FOREIGN_ERROR`, where operators are known: 63 timings, median 0.27, worst 1.28."""
 
 
 def at_batch_size(
