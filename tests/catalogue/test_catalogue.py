@@ -122,8 +122,10 @@ ESTIMATED = [name for name in catalogue.model_names() if catalogue.model(name).d
 @pytest.mark.parametrize(("name", "device"), thinned(itertools.product(ESTIMATED, GPUS), 10))
 def test_every_model_runs_on_every_gpu_as_an_estimate(name: str, device: str) -> None:
     w = catalogue.workload(catalogue.model(name), device_name=device, batch_size=32)
-    assert w.quality == "estimated"
-    assert w.source.kind in ("published", "estimated")
+    timings = [one for one in catalogue.model(name).timings if one.device == device]
+    if not any(one.source.kind == "measured" for one in timings):
+        assert w.quality == "estimated"
+        assert w.source.kind in ("published", "estimated")
     most_s = 500.0 if name in ("t5-3b", "t5-11b") else 50.0
     assert (1e-6 if name == "ncf" else 1e-4) < w.compute_s < most_s  # its sample is two numbers
     assert min(min(la.forward_s, la.backward_s) for la in w.layers) >= 0.0
