@@ -104,10 +104,9 @@ def job(row: Row) -> pm.Job:
         activation_checkpointing=row.act_ckpt == "True",
         cluster=CLUSTERS[device],
         workers=row.num_gpus,
-        arch="fsdp",
-        stack="as_found",
+        arch="fsdp", stack="as_found",
         options={"stage": STAGES[row.sharding], "unit_bytes": block_bytes(row.model)},
-    )
+    )  # fmt: skip
     update_s = made.workload.optimizer_s / row.grad_accum
     return msgspec.structs.replace(
         made, workload=msgspec.structs.replace(made.workload, optimizer_s=update_s)
