@@ -11,6 +11,7 @@ from perfmodel.base.ranges import COUNT, NOT_NEGATIVE, POSITIVE, Range, Ranged, 
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.operator_shapes import OperatorShape
+from perfmodel.inputs.precisions import SHORT, WIDE_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,6 +108,9 @@ class Framework(Ranged, frozen=True, forbid_unknown_fields=True):
 
 
 Seconds = float | tuple[float, ...]
+
+ACTIVATION_PRECISIONS = (*WIDE_BYTES, *SHORT)
+"""Precisions in which activations may have been recorded."""
 
 
 class Timing(Ranged, frozen=True, forbid_unknown_fields=True):
@@ -294,6 +298,10 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def __post_init__(self) -> None:
         number("buffer_bytes", self.buffer_bytes)
+        if self.activation_precision not in ACTIVATION_PRECISIONS:
+            raise unknown_name(
+                "activation_precision", self.activation_precision, ACTIVATION_PRECISIONS
+            )
         by_layer = bool(self.layers) or self.decoder is not None
         if by_layer == (self.gradients is not None):
             raise InputError("a workload needs exactly one of: layers, gradients")

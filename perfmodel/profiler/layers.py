@@ -17,6 +17,7 @@ from perfmodel.foreign.pytorch import import_torch, is_tensor
 from perfmodel.inputs.operator_shapes import OperatorShape
 from perfmodel.inputs.profile import Layer, Tensor as ProfileTensor
 from perfmodel.profiler.operators import (
+    FUSED_ATTENTION,
     GROUPED,
     Recorded,
     Recorder,
@@ -428,7 +429,7 @@ def _uses_tf32(layers: Sequence[ObservedLayer]) -> bool:
         return False
     flop = {True: 0.0, False: 0.0}
     for layer in layers:
-        flop[type(layer.module).__name__.lower().startswith("conv")] += layer.flop
+        flop[isinstance(layer.module, torch.nn.modules.conv._ConvNd)] += layer.flop
     allowed = {
         True: torch.backends.cudnn.allow_tf32,
         False: torch.backends.cuda.matmul.allow_tf32,
@@ -440,7 +441,7 @@ def _uses_tf32(layers: Sequence[ObservedLayer]) -> bool:
 def _ungrouped(packet: object, args: Sequence[Any]) -> list[Any]:
     """Return the arguments of attention with as many heads of keys and values as of queries, which
     PyTorch before 2.13 needs to count operations; those of another operator as they are."""
-    if not str(packet).startswith("aten._scaled_dot_product_"):
+    if not str(packet).startswith(f"aten.{FUSED_ATTENTION}"):
         return [*args]
     heads = args[0].shape[1]
     return [

@@ -13,6 +13,7 @@ from perfmodel.base.errors import InputError, whole_number
 from perfmodel.base.provenance import Source
 from perfmodel.foreign.pytorch import import_torch, is_tensor
 from perfmodel.inputs import profile_files
+from perfmodel.inputs.precisions import SHORT
 from perfmodel.inputs.profile import Framework, NoiseScale, Profile, Timing
 from perfmodel.profiler.averages import Average, average_of
 from perfmodel.profiler.clocks import Clock, clock_for
@@ -304,7 +305,7 @@ class Profiler:
             noise_scale=self.noise_scale,
             optimizer_state_bytes_per_parameter_byte=state_fraction(observed, self._optimizers),
             buffer_bytes=buffer_bytes(self._model),
-            activation_precision="float32" if observed.precision == "tf32" else observed.precision,
+            activation_precision=observed.precision if observed.precision in SHORT else "float32",
         )
 
     def save(self, path: str | Path, *, append: bool = False) -> Profile:

@@ -263,6 +263,10 @@ def test_autocast_halves_activations_but_those_of_norms_over_features() -> None:
     assert {layer.saved_bytes for layer in in_precision(profile, "bf16").layers} == {8.0}
     assert in_precision(profile, "tf32") is profile
     assert in_precision(halved, "fp8") is halved
+    with pytest.raises(
+        InputError, match="unknown activation_precision 'mixd'; did you mean 'mixed'"
+    ):
+        Profile(name="net", source=profile.source, layers=layers, activation_precision="mixd")
     unknown = msgspec.structs.replace(layers[0], saved_bytes=None)
     assert in_precision(msgspec.structs.replace(profile, layers=(unknown,)), "mixed").layers[0] == (
         msgspec.structs.replace(unknown, activation_bytes=4.0, temporary_bytes=2.0)

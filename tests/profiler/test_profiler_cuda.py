@@ -144,15 +144,17 @@ def test_profiling_on_a_device_does_not_wait_inside_steps() -> None:
     assert average.step_s == pytest.approx(0.021)
 
 
-class Conv2d:
+class Convolution:
     """A module on a fake GPU."""
 
     def parameters(self) -> Any:
         yield SimpleNamespace(device=SimpleNamespace(type="cuda"))
 
 
-class Linear(Conv2d):
-    """Another kind of module."""
+class Conv1D:
+    """A product, which Transformers calls so, on a fake GPU."""
+
+    parameters = Convolution.parameters
 
 
 @pytest.mark.parametrize(
@@ -177,10 +179,11 @@ def test_most_operations_name_the_precision_of_float32(
         cuda=SimpleNamespace(matmul=SimpleNamespace(allow_tf32=products)),
     )
     cuda = SimpleNamespace(get_device_capability=lambda _: capability)
-    fake = SimpleNamespace(backends=backends, cuda=cuda)
+    modules = SimpleNamespace(conv=SimpleNamespace(_ConvNd=Convolution))
+    fake = SimpleNamespace(backends=backends, cuda=cuda, nn=SimpleNamespace(modules=modules))
     monkeypatch.setattr(layers, "import_torch", lambda: fake)
     observed: list[Any] = [
-        layers.ObservedLayer("first", Conv2d(), [], flop=60.0),  # type: ignore[arg-type]
-        layers.ObservedLayer("last", Linear(), [], flop=40.0),  # type: ignore[arg-type]
+        layers.ObservedLayer("first", Convolution(), [], flop=60.0),  # type: ignore[arg-type]
+        layers.ObservedLayer("last", Conv1D(), [], flop=40.0),  # type: ignore[arg-type]
     ]
     assert layers._uses_tf32(observed) == rounded
