@@ -55,7 +55,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return WorkStealingScheduling(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run modules with expensive fixtures first, so that processes only take over single tests
-    without fixtures at the end."""
+    """Mark the cases that a sampled test leaves out. Run modules with expensive fixtures first, so
+    that processes only take over single tests without fixtures at the end."""
     items.sort(key=lambda item: "tests/validation/" not in item.nodeid)
+    profiles.mark_unsampled(items)

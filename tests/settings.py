@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from random import Random
 from typing import Any
 
 import pytest
@@ -42,3 +43,23 @@ def thinned(cases: Iterable[Any], kept: int = 2, first: int = 0) -> list[Any]:
         else pytest.param(*(case if type(case) is tuple else (case,)), marks=pytest.mark.slow)
         for number, case in enumerate(cases)
     ]
+
+
+def mark_unsampled(items: Iterable[pytest.Item]) -> None:
+    """Of the cases of each test with the mark ``sampled(n)`` that are not slow, leave one in ``n``
+    and mark the others as slow.
+
+    Cases are drawn at random, so that products of parameters lose no value of one of them in all
+    tests, but always the same ones."""
+    cases: dict[str, list[pytest.Item]] = {}
+    kept: dict[str, int] = {}
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is not None and item.get_closest_marker("slow") is None:
+            name = item.nodeid.partition("[")[0]
+            cases.setdefault(name, []).append(item)
+            kept[name] = mark.args[0]
+    for name, all_ in cases.items():
+        drawn = Random(name).sample(range(len(all_)), -(-len(all_) // kept[name]))
+        for number in set(range(len(all_))).difference(drawn):
+            all_[number].add_marker(pytest.mark.slow)

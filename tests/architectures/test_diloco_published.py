@@ -105,6 +105,7 @@ def test_simulations_agree_with_the_formulas(name: str, rate: float) -> None:
     assert fine == pytest.approx(coarse, rel=1e-9)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("all_reduce_s", "percent"), [(103.0, 95.7), (382.0, 85.6), (469.0, 83.0)])
 def test_utilisation_of_intellect_1(all_reduce_s: float, percent: float) -> None:
     """38 minutes of 100 steps, and 10^10 pseudo-gradients of 8 bits between two sites."""

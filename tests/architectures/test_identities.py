@@ -237,6 +237,7 @@ def measured_by(graph: OpGraph) -> Any:
 # -- staleness -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("workers", [2, 4])
 @pytest.mark.parametrize(
     "options",
@@ -281,6 +282,7 @@ def pace(graph: OpGraph) -> tuple[float, float]:
     return float(found.iterations_per_s.sum()), oracles.error_of_pace(graph, found)
 
 
+@pytest.mark.sampled(4)
 @third_of_variants()
 @few
 @given(work=workloads(least_s=0.5), rate=st.sampled_from([13.0, 100.0]), workers=st.integers(2, 4))
@@ -318,6 +320,7 @@ def no_more_examples_than(
     assert result.throughput_samples_per_s <= most * (1 + 1e-9)
 
 
+@pytest.mark.sampled(4)
 @third_of_variants(synchronous)
 @pytest.mark.parametrize("workers", [2, 4])
 @pytest.mark.parametrize("bandwidth", [5.0, 1e9])

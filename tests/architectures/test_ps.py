@@ -194,6 +194,7 @@ def test_a_server_with_one_huge_tensor_is_the_bottleneck() -> None:
     assert "server 0" in hot.bottleneck.resource
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("workers", [1, 2, 5])
 @pytest.mark.parametrize(
     "fields",
@@ -354,6 +355,7 @@ def test_a_bound_of_zero_is_bulk_synchronous(duplex: bool, jitter: Jitter | None
     same_timing(ssp, {"sync": "bsp", "duplex": duplex}, **fields)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("duplex", [False, True])
 @pytest.mark.parametrize("jitter", [None, Jitter(0.3)])
 def test_no_bound_is_asynchronous(duplex: bool, jitter: Jitter | None) -> None:

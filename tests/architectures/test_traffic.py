@@ -20,6 +20,7 @@ from perfmodel.base.arrays import Floats
 from perfmodel.engine.simulation import simulate
 from perfmodel.graph.op_graph import OpGraph
 from tests.jobs import ALL, cluster, job, whole_groups, workload
+from tests.settings import thinned
 
 WORK = workload([1.0, 2.0], [2.0, 3.0], [30.0, 60.0], optimizer_s=0.5)
 M = 90.0
@@ -160,7 +161,7 @@ def test_every_architecture_has_a_row() -> None:
     assert {row.arch for row in ROWS} | {"gosgd", "ad_psgd"} == set(names())
 
 
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("workers", thinned(WORKERS, 4))
 @pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
 def test_bytes_of_an_iteration(row: Row, workers: int) -> None:
     traffic_is(row, workers)
@@ -227,6 +228,7 @@ def gossip_is(workers: int, probability: float, models: float) -> None:
     assert out.sum() == pytest.approx(into.sum(), rel=1e-9)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("probability", [0.1, 0.5, 1.0])
 def test_gosgd(workers: int, probability: float) -> None:
@@ -289,6 +291,7 @@ SAID = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("arch", "options"), SAID, ids=[f"{a}-{o}" for a, o in SAID])
 def test_declared_bytes_equal_simulated_bytes(arch: str, options: dict[str, Any]) -> None:
     assert declared_is(arch, options, 3)
@@ -309,6 +312,7 @@ def test_canary_one_percent_more_than_declared_is_noticed(arch: str) -> None:
 # -- canaries --------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("row", "field"),
     [

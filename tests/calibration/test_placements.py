@@ -117,6 +117,7 @@ def others() -> Placements:
 # -- steps -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fidelity", ["fine", "coarse"])
 def test_the_formula_of_the_fit_agrees_with_both_routes(fidelity: pm.api.Fidelity) -> None:
     """To rounding, for whole numbers of messages."""

@@ -16,6 +16,7 @@ from perfmodel.cli import cli
 from perfmodel.predicting.effects import effects
 from perfmodel.results.effects import MATTERS, Effect
 from perfmodel.studies.robustness import robustness
+from tests.settings import thinned
 
 PS: dict[str, Any] = {
     "model": "resnet50",
@@ -44,6 +45,7 @@ def rate(given: dict[str, Any]) -> float:
     return predict(make_job(**given), fidelity="coarse").throughput_samples_per_s
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("arch", registry.names())
 @pytest.mark.parametrize("more", ["", " --fidelity coarse"])
 def test_the_answer_has_eight_lines_at_most(arch: str, more: str) -> None:
@@ -94,7 +96,9 @@ def test_explain_prints_all_assumptions() -> None:
     assert named(lines) == [each.assumption.name for each in effects(make_job(**PS))]
 
 
-@pytest.mark.parametrize("command", ["predict", "sweep", "explain", "compare --arch ring,ps"])
+@pytest.mark.parametrize(
+    "command", thinned(["predict", "sweep", "explain", "compare --arch ring,ps"], 4)
+)
 def test_quiet_prints_the_answer_only(command: str) -> None:
     answer, lines = printed(f"{command} {COMMAND} --quiet")
     assert answer

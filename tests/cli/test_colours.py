@@ -27,6 +27,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("variable", ["NO_COLOR", "TERM"])
 def test_no_escape_codes_where_they_are_turned_off(
@@ -47,6 +48,7 @@ def test_processes_on_a_terminal_do_the_same() -> None:
     assert not ESCAPE.search(on_terminal(perfmodel("show", "ps"), NO_COLOR="1"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "command", ["show ps", pytest.param(f"predict {JOB}", marks=pytest.mark.slow)]
 )
@@ -69,6 +71,7 @@ with progress() as advance:
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("variable", "bar", "styles"),
     [("NO_COLOR=", True, True), ("NO_COLOR=1", True, False), ("TERM=dumb", False, False)],

@@ -16,6 +16,7 @@ from perfmodel.base import tables
 from perfmodel.base.errors import nearest
 from perfmodel.cli import cli, main
 from tests.cli.test_shared import commands
+from tests.settings import thinned
 from tests.terminals import perfmodel
 
 PAGE = Path(__file__).parents[2] / "docs/reference/command-line.md"
@@ -191,7 +192,8 @@ run()
 
 @pytest.mark.skipif(os.name != "posix", reason="breaks a pipe")
 @pytest.mark.parametrize(
-    "words", ["list", "predict --model resnet18 --json", "sweep --model resnet18 --csv -"]
+    "words",
+    thinned(["list", "predict --model resnet18 --json", "sweep --model resnet18 --csv -"], 3),
 )
 def test_141_where_the_reader_has_gone(words: str) -> None:
     reading, writing = os.pipe()

@@ -91,6 +91,7 @@ JOBS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", JOBS)
 def test_rates_are_max_min_fair(name: str) -> None:
     worst, seen, _ = compared(build_graph(JOBS[name]))

@@ -132,6 +132,7 @@ def test_bounds_that_are_never_reached_cost_no_time() -> None:
         assert found.rounds <= 24 * found.runs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("bound", [20_000, 10**9])
 @pytest.mark.parametrize("slow", [(), (Straggler(0, 2.0),)])
 def test_a_bound_beyond_every_pilot_costs_no_more_than_a_small_one(

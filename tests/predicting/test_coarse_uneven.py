@@ -43,6 +43,7 @@ def error(one: Job, rel_ci: float = 0.01) -> float:
 # -- SSP ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("duplex", [True, False])
 @pytest.mark.parametrize("workers", [1, 2, 5, 8])
@@ -104,6 +105,7 @@ def test_the_bound_is_between_bsp_and_asp(bound: int, cv: float) -> None:
     assert free <= more < some < whole
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("workers", [4, 16])
 @pytest.mark.parametrize(("bound", "cv"), [(1, 0.1), (1, 0.3), (3, 0.3)])
 def test_the_cost_of_jitter_under_a_bound(workers: int, bound: int, cv: float) -> None:
@@ -127,6 +129,7 @@ BARRIERS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("arch", "options"), BARRIERS)
 @pytest.mark.parametrize("late", [(), LATE, (Straggler(0, 1.3), Straggler(1, 1.1))])
 @pytest.mark.parametrize("work", [FEW_LAYERS, WORK])
@@ -184,6 +187,7 @@ def slow_link(arch: str, options: dict[str, Any], workers: int, slower: float) -
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("slower", [0.3, 0.1, pytest.param(0.02, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("arch", "options"), [("asp", {}), ("easgd", {}), ("ssp", {}), ("bsp", {}), ("p2p", {})]

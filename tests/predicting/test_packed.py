@@ -155,6 +155,7 @@ def test_stages_draw_the_same_micro_batches() -> None:
     assert of_stages[0] == of_stages[1] == set(used.tolist())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "given",
     [
@@ -197,6 +198,7 @@ def test_jitter_is_of_all_else() -> None:
     assert "unequal_sequences" not in slow
 
 
+@pytest.mark.slow
 def test_islands_wait_inside_and_among_each_other() -> None:
     """Eight islands of four devices: about the largest of 32."""
     found = predict(job(work(), island_devices=4), rel_ci=0.005)
@@ -249,6 +251,7 @@ def test_windows_vary_less() -> None:
     assert 0.0 < part("gemma3-27b") < 0.9 * part("llama-8b")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("split", "zigzag"), [("zigzag", True), ("contiguous", False), ("documents", None)]
 )

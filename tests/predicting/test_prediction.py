@@ -288,6 +288,7 @@ def traced(fidelity: Fidelity) -> dict[str, Any]:
     return answered(fidelity).to_chrome_trace()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "copied",
     [copy.copy, copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))],

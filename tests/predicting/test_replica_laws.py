@@ -106,6 +106,7 @@ def longest_spans(made: Job, table: np.ndarray[Any, Any]) -> np.ndarray[Any, Any
 # -- the graph of all stages -----------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @each
 @few
 @given(data=st.data())
@@ -114,6 +115,7 @@ def test_dependencies_slots_links_and_work_hold(arch: str, data: st.DataObject) 
     oracles.timeline_holds(graph, seed=1, iterations=3)
 
 
+@pytest.mark.sampled(4)
 @each
 @few
 @given(data=st.data())
@@ -124,6 +126,7 @@ def test_busy_and_idle_fill_the_time_of_every_device(arch: str, data: st.DataObj
     oracles.resources_bound_the_pace(graph, measures)
 
 
+@pytest.mark.sampled(4)
 @each
 @few
 @given(data=st.data())
@@ -137,6 +140,7 @@ def test_twice_all_durations_take_twice_as_long(arch: str, data: st.DataObject) 
 # -- predictions -----------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @each
 @few
 @given(data=st.data())
@@ -163,6 +167,7 @@ def test_devices_compute_for_as_long_as_their_actions(arch: str, data: st.DataOb
     assert done == pytest.approx(np.repeat(of_rank, made.workers), rel=1e-9)
 
 
+@pytest.mark.sampled(4)
 @each
 @few
 @given(data=st.data())
@@ -177,6 +182,7 @@ def test_an_iteration_has_the_longest_chain_of_its_actions(arch: str, data: st.D
     assert busiest <= 1.0 + 1e-9
 
 
+@pytest.mark.sampled(4)
 @each
 @few
 @given(data=st.data())
@@ -192,6 +198,7 @@ def test_idle_time_adds_up_by_cause_worker_and_stage(arch: str, data: st.DataObj
     assert got.compute_s == pytest.approx((1.0 - idle.mean) * got.iteration_s, rel=1e-9)
 
 
+@pytest.mark.sampled(4)
 @each
 @few
 @given(data=st.data())
@@ -205,6 +212,7 @@ def test_one_replica_represents_all_that_are_alike(arch: str, data: st.DataObjec
         )
 
 
+@pytest.mark.sampled(4)
 @third_of_variants()
 def test_one_stage_and_one_pass_are_the_job_without_replicas(
     arch: str, options: dict[str, Any]
@@ -221,6 +229,7 @@ def test_one_stage_and_one_pass_are_the_job_without_replicas(
         assert one.idle_fraction.mean == pytest.approx(other.idle_fraction.mean, abs=1e-12)
 
 
+@pytest.mark.sampled(4)
 @each
 @few
 @given(data=st.data())
@@ -266,6 +275,7 @@ def pipeline(schedule: str, stages: int, passes: int, chunks: int, **more: Any) 
                **shape, **more)  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("part", thinned(range(2)))
 @pytest.mark.parametrize("transfers", thinned(["torch", "gloo", "blocking", "ahead"]))
 @pytest.mark.parametrize("schedule", thinned(ONE_CHUNK + SEVERAL_CHUNKS))
@@ -337,6 +347,7 @@ def test_the_first_step_is_the_longest_path_of_the_schedule(data: st.DataObject)
 # -- staleness -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("slow", [1.0, 1.6])
 @pytest.mark.parametrize(("stages", "schedule"), [(2, "1f1b"), (3, "gpipe"), (4, "zb_h1")])
 def test_staleness_under_pipelines_is_that_of_devices_with_the_same_period(

@@ -252,6 +252,7 @@ def test_wheel_describes_itself(wheel: Path) -> None:
     assert "perfmodel = perfmodel.__main__:run" in commands
 
 
+@pytest.mark.slow
 @needs_builder
 def test_source_distribution_holds_the_profiles(sdist: Path) -> None:
     with tarfile.open(sdist) as archive:

@@ -79,6 +79,7 @@ def run(
     return replay(schedule, TASK, optimizer, evaluations=STEPS)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("arch", "options"), thinned(SYNCHRONOUS, 3), ids=ids(SYNCHRONOUS))
 def test_synchronous_training_is_sgd_with_large_batches(arch: str, options: dict[str, Any]) -> None:
     """Whatever the network: bandwidth changes the seconds, but not a bit of the loss."""
@@ -119,6 +120,7 @@ def test_canary_bandwidth_changes_what_asynchronous_training_learns() -> None:
     assert abs(slow.loss - fast.loss).max() > 1e-4
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("arch", "options"), thinned(ALONE, 3), ids=ids(ALONE))
 def test_one_worker_is_plain_sgd(arch: str, options: dict[str, Any]) -> None:
     found = run(arch, options, MOMENTUM, workers=1)
@@ -313,6 +315,7 @@ def oldest(schedule: Schedule) -> int:
     return int(most)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("arch", "options"),
     thinned(

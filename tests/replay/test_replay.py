@@ -147,6 +147,7 @@ MANY = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("optimizer", [SGD, MOMENTUM])
 @pytest.mark.parametrize("name", MANY)
 def test_replays_follow_the_description_of_the_format(name: str, optimizer: Optimizer) -> None:

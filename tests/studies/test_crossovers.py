@@ -114,6 +114,7 @@ def rules_change(one: Job, c: Crossover) -> None:
     assert leads[0] > leads[1]
 
 
+@pytest.mark.sampled(9)
 @each
 @few
 @given(data=st.data())
@@ -228,6 +229,7 @@ def root(c: Crossover, one: Job) -> float:
     return float(expression.xreplace({**values, **dict.fromkeys(others, sympy.Integer(1))}))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("arch", "options"), thinned(SOLVED, 3))
 @settings(examples(6), phases=ONCE)
 @given(data=st.data())
@@ -247,6 +249,7 @@ def test_formulas_agree_with_the_search(
             equal(root(c, asked), asked.cluster.nic.efficiency * c.value, 1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("arch", "options"), thinned(SOLVED, 3, 1))
 def test_simple_crossovers_have_a_formula(arch: str, options: dict[str, Any]) -> None:
     asked = job(SYNCHRONOUS.workload, SYNCHRONOUS.cluster, 4, arch, options)
@@ -293,6 +296,7 @@ def rates(variable: str, value: float, *of: Job) -> list[float]:
     ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("variable", crossovers.VARIABLES)
 @pytest.mark.parametrize(
     ("first", "second"),
@@ -385,6 +389,7 @@ def test_a_mistake_is_one_clear_line(call: Any, text: str) -> None:
 # -- saturation ------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("arch", ["asp", "ssp", "easgd"])
 @pytest.mark.parametrize("workers", thinned([4, 1]))
 def test_saturation_is_the_knee_of_the_bounds(arch: str, workers: int) -> None:

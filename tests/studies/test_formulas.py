@@ -141,6 +141,7 @@ def agree(asked: Job, parts: Mapping[str, sympy.Expr], found: Found) -> None:
         assert off <= rounding or bounds(asked), name
 
 
+@pytest.mark.sampled(2)
 @one_in(6)
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_formulas_equal_numeric_phases(
@@ -177,6 +178,7 @@ LAYERED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("arch", "options"), LAYERED)
 def test_numeric_layers_with_symbolic_workers(arch: str, options: dict[str, Any]) -> None:
     """Three layers, of which times and bytes are numbers; workers and bandwidth are symbols."""
@@ -242,6 +244,7 @@ def test_canary_a_legend_without_a_symbol_is_noticed() -> None:
     }
 
 
+@pytest.mark.sampled(4)
 @each
 def test_latex_is_balanced(arch: str, index: int) -> None:
     _, found = read(arch, index)

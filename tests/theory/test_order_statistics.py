@@ -127,6 +127,7 @@ def equals_the_integral(expected: Expected, case: tuple[int, int, float, str]) -
     assert expected(*case) == pytest.approx(integrated(*case), rel=ACCURACY)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "case", [pytest.param(c, marks=pytest.mark.slow if n % 3 else ()) for n, c in enumerate(CASES)]
 )
@@ -134,6 +135,7 @@ def test_order_statistics_equal_the_integral(case: tuple[int, int, float, str]) 
     equals_the_integral(expected_order_statistic, case)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 def test_canary_another_spread_is_noticed(case: tuple[int, int, float, str]) -> None:
     def wrong(rank: int, n: int, cv: float, kind: str) -> float:
@@ -223,6 +225,7 @@ def test_arrays_equal_scalars(kind: str) -> None:
 # -- functions of an order statistic ---------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rank", "n"), [(1, 1), (4, 4), (64, 64), (3, 5)])
 @pytest.mark.parametrize(("cv", "within"), [(0.1, 5e-4), (1.0, 3e-3)])

@@ -25,6 +25,7 @@ def drawn(cv: float, kind: str) -> np.ndarray:
     return factors * np.repeat(SCALES, COUNTS)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["lognormal", "gamma"])
 @pytest.mark.parametrize("cv", [0.1, 0.5])
 @pytest.mark.parametrize("late", [0, 2])

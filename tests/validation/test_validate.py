@@ -158,6 +158,7 @@ def test_tables_show_cases_and_groups(tmp_path: Path) -> None:
     assert shown.count("ring") >= 2
 
 
+@pytest.mark.slow
 def test_shipped_cases_have_their_documented_errors() -> None:
     """The documentation states their errors, which must not grow unnoticed."""
     answer = validate(shipped_cases(), fidelity="fine")
@@ -303,6 +304,10 @@ def test_cases_take_every_key_of_job_files(tmp_path: Path) -> None:
     expected = make_job(**read_job(alone))
     assert of_case(tmp_path, job) == expected
     assert of_case(tmp_path, job | {"accumulation": 1}) != expected  # canary
+
+
+@pytest.mark.slow
+def test_cases_take_the_keys_of_replicas_experts_and_documents(tmp_path: Path) -> None:
     replica = {"model": "gpt2-small", "device": "a100", "batch_size": 4, "arch": "ring", **REPLICA}
     alone = written(tmp_path, json.dumps({"schema": "perfmodel.job/1", **replica}), "job.json")
     expected = make_job(**read_job(alone))
