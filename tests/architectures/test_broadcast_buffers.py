@@ -143,6 +143,7 @@ def test_seconds_on_other_networks_by_both_routes(name: str) -> None:
             assert sent - not_sent == pytest.approx(seconds * 1.001)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_both_routes_and_a_folded_graph_agree(devices: int) -> None:
     where = cluster(latency_s=0.1, devices_per_node=devices, **JOINED)

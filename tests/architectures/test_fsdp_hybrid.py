@@ -203,6 +203,7 @@ def routes_agree(case: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> str 
     return leaves_out(one)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES[::23], ids=str)
 def test_one_simulated_group_can_represent_all(
     case: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch

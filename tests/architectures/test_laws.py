@@ -66,6 +66,7 @@ def test_every_option_is_in_a_variant(arch: str) -> None:
     assert missing == ([("moving_rate", set())] if arch == "easgd" else [])
 
 
+@pytest.mark.sampled(4)
 @third_of_variants()
 @few
 @given(data=st.data())
@@ -74,6 +75,7 @@ def test_timeline_laws(arch: str, options: dict[str, Any], data: st.DataObject) 
     oracles.timeline_holds(graph, seed=1, iterations=3)
 
 
+@pytest.mark.sampled(4)
 @third_of_variants()
 @few
 @given(data=st.data())
@@ -84,6 +86,7 @@ def test_busy_and_idle_fill_the_time(
     oracles.busy_and_idle_fill_the_time(simulate(graph, seed=3, rel_ci=0.5))
 
 
+@pytest.mark.sampled(4)
 @third_of_variants()
 @few
 @given(data=st.data())
@@ -102,6 +105,7 @@ def test_twice_the_durations_take_exactly_twice_as_long(
         assert makespan(slowed(graph), iterations=3) == 2 * makespan(graph, iterations=3)
 
 
+@pytest.mark.sampled(4)
 @third_of_variants()
 @few
 @given(data=st.data())
@@ -116,6 +120,7 @@ def test_throughput_is_bounded_by_every_resource(
     assert measures.iterations_per_s.mean() <= 1.0 / alone_s * (1 + 1e-9)
 
 
+@pytest.mark.sampled(4)
 @third_of_variants()
 def test_a_scaled_cluster_node_is_a_straggler(arch: str, options: dict[str, Any]) -> None:
     """A node at half speed is the same as a straggler of factor 2."""
@@ -166,6 +171,7 @@ def test_same_seed_same_result_under_any_hash_seed(arch: str) -> None:
     assert found == digests("12345")[arch]
 
 
+@pytest.mark.sampled(6)
 @third_of_variants()
 def test_another_seed_gives_another_result_when_there_is_jitter(
     arch: str, options: dict[str, Any]

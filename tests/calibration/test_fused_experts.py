@@ -84,6 +84,7 @@ def test_the_true_figures_are_recovered() -> None:
     assert found.error_fraction < 0.06
 
 
+@pytest.mark.slow
 def test_tables_of_experts_are_read_beside_others(tmp_path: Path) -> None:
     table, seconds = made()
     lines = [HEADER]

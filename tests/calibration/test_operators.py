@@ -71,6 +71,7 @@ def test_the_true_figures_are_recovered(tmp_path: Path) -> None:
     assert again == found
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_part_of_a_device_file(tmp_path: Path) -> None:
     options = ("--device", "a100-80", "--called", "a100", "--source", "mine")
     paths, output = tables(tmp_path), tmp_path / "block.toml"

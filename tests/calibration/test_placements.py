@@ -156,6 +156,7 @@ def test_a_dnn_measured_on_one_node_or_device_is_predicted(others: Placements) -
     assert np.median(errors(others, training("middle", [(1,)]), [*FEW, *SEVERAL])) < 0.2
 
 
+@pytest.mark.slow
 def test_canary_slower_runs_make_a_slower_network(others: Placements) -> None:
     slow = [training(name, [*FEW, *SEVERAL], factor=2.0) for name in ("small", "large")]
     wrong = calibrate_placements(slow, EXPECTED)

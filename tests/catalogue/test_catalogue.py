@@ -119,6 +119,7 @@ def test_a_model_that_was_not_measured_has_exact_layers() -> None:
 ESTIMATED = [name for name in catalogue.model_names() if catalogue.model(name).decoder is None]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "device"), thinned(itertools.product(ESTIMATED, GPUS), 10))
 def test_every_model_runs_on_every_gpu_as_an_estimate(name: str, device: str) -> None:
     w = catalogue.workload(catalogue.model(name), device_name=device, batch_size=32)

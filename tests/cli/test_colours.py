@@ -43,6 +43,7 @@ def test_canary_a_terminal_gets_styles(monkeypatch: pytest.MonkeyPatch, command:
     assert STYLE.search(printed_here(monkeypatch, command.split(), NO_COLOR=""))
 
 
+@pytest.mark.slow
 def test_processes_on_a_terminal_do_the_same() -> None:
     assert STYLE.search(on_terminal(perfmodel("show", "ps")))
     assert not ESCAPE.search(on_terminal(perfmodel("show", "ps"), NO_COLOR="1"))

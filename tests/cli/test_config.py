@@ -93,6 +93,7 @@ def test_each_job_file_of_a_comparison_takes_what_it_lacks(write: Write, tmp_pat
     assert [row["workers"] for row in found["rows"]] == [2, 8]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("text", "words", "expected"),
     [

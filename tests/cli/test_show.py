@@ -19,6 +19,7 @@ def written(model: str, path: Path) -> Path:
     return path
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model", catalogue.model_names())
 def test_the_file_has_everything_of_the_model(model: str, tmp_path: Path) -> None:
     assert read_profile(written(model, tmp_path / "f.json")) == catalogue.model(model)

@@ -165,6 +165,7 @@ def dag(workers: int, algorithm: Way, rates: list[float]) -> simgrid.Dag:
     return simgrid.Dag(tuple(rates * 2), tuple(ops))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.skipif(bool(simgrid.missing()), reason=simgrid.missing() or "SimGrid is there")
 @pytest.mark.parametrize("workers", [2, 3, 4, 6])
 @pytest.mark.parametrize("algorithm", ["direct", "pairwise"])

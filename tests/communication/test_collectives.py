@@ -212,6 +212,7 @@ def test_the_link_inside_a_node_carries_each_devices_bytes_up_and_down() -> None
         assert moved["link out of node 1"] == pytest.approx(2 * (2 - 1) / 2 * SIZE)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("members", [2, 3, 4, 5, 8, 13, 16])
 @pytest.mark.parametrize("chunks", [1, 4, 16])
 def test_double_tree_within_its_bounds(members: int, chunks: int) -> None:

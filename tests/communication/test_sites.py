@@ -203,6 +203,7 @@ def test_all_rings_of_nodes_with_several_nics_use_that_order() -> None:
 # -- laws ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("arch", [a.name for a in registry.all_architectures()])
 def test_sites_with_free_links_change_nothing(arch: str) -> None:
     inside = IntraNode(300.0, 0.01, kind="per_device")
@@ -232,6 +233,7 @@ def test_one_simulated_worker_represents_all_only_if_all_are_equal(
         assert rates[0] == pytest.approx(rates[1], rel=1e-9)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("arch", ["allreduce", "ring", "fsdp", "bsp", "d_psgd", "p2p", "local_sgd"])
 def test_faster_links_between_sites_are_never_slower(arch: str) -> None:
     found = [step_s(cluster((2, 1, 1), SiteLink(rate, 0.1)), 4, arch) for rate in (1, 3, 10, 30)]

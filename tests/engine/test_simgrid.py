@@ -152,6 +152,7 @@ def agree(dag: Dag) -> bool:
     return deviation(by_engine(dag), by_simgrid(dag)) <= AGREED
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("transfers", [50, 300])
 @pytest.mark.parametrize("topology", SIMPLE)
@@ -159,11 +160,13 @@ def test_random_transfers_end_as_in_simgrid(topology: str, transfers: int, seed:
     assert agree(random_dag(topology, transfers, seed))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("topology", SIMPLE)
 def test_two_thousand_transfers_end_as_in_simgrid(topology: str) -> None:
     assert agree(random_dag(topology, 2000, 0))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("topology", SIMPLE)
 @pytest.mark.parametrize("when", ["seconds", "latency_s"])
@@ -177,6 +180,7 @@ def test_delays_before_and_after_the_bytes_count(when: str, topology: str, seed:
     assert agree(replace(dag, ops=ops))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_capped_transfers_end_when_simgrid_says(topology: str, seed: int) -> None:

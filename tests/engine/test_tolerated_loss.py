@@ -34,6 +34,7 @@ def pilot(job: Job, rel_ci: float) -> Pilot:
         return warm_up(run, rel_ci, 0, None)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rel_ci", [0.02, 0.05, 0.1])
 def test_at_most_half_of_the_precision_is_lost_to_drift(rel_ci: float) -> None:
     """The others are 10 % faster until they are ten iterations ahead, after about 110: a rate up to
@@ -44,6 +45,7 @@ def test_at_most_half_of_the_precision_is_lost_to_drift(rel_ci: float) -> None:
         assert 100 <= found.transient_rounds <= 120
 
 
+@pytest.mark.slow
 def test_a_pilot_ends_once_the_loss_is_tolerable() -> None:
     """A drift of 2 % at most is within half of 5 %, but not within half of 2 %: there the pilot
     goes on for twice as long."""

@@ -109,6 +109,7 @@ EXACT: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("arch", "options"), thinned(EXACT))
 @pytest.mark.parametrize("collectives", [EVERY, SWIFT], ids=["slow", "swift"])
 @pytest.mark.parametrize("workers", [1, 2, 3, 6])

@@ -328,6 +328,7 @@ def equal(found: Sequence[Array], expected: Sequence[Array]) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("servers", [1, 2])
 def test_bsp_is_sequential_sgd(servers: int) -> None:
     found, seen, ran = trained(0.0, servers=servers)
@@ -337,6 +338,7 @@ def test_bsp_is_sequential_sgd(servers: int) -> None:
     assert [one.sent_bytes for one in ran] == [6 * 4 * sum(SIZES)] * 3
 
 
+@pytest.mark.slow
 def test_canary_a_server_that_replies_early_is_noticed() -> None:
     through = threading.Event()
 
@@ -352,6 +354,7 @@ def test_canary_a_server_that_replies_early_is_noticed() -> None:
     assert not equal(found[0], sequential(SIZES, workers=2, iterations=6))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("bound", [1.0, math.inf])
 def test_every_update_is_counted_after_the_warmup(bound: float) -> None:
     _, seen, _ = trained(bound, workers=2, iterations=8, warmup=3, servers=2)

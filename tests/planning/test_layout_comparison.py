@@ -103,6 +103,7 @@ def test_the_map_has_every_layout_once_and_those_that_do_not_fit_apart(
     assert points["memory of a device"].low == found.device_bytes  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_long_lists_keep_the_fastest_that_fit() -> None:
     given: dict[str, Any] = {**SMALL, **AXES, "micro_batch_size": (1, 2, 4)}
     every = compare_layouts(**given, arch=["ring", "zero1"])

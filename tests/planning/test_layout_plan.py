@@ -103,6 +103,7 @@ SPACES: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "space", [SPACES[0], *(pytest.param(space, marks=pytest.mark.slow) for space in SPACES[1:])]
 )
@@ -176,6 +177,7 @@ def test_without_devices_language_models_find_batches_that_fit() -> None:
     assert first.layout is None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("deadline_h", [24.0, 48.0])
 def test_deadlines_are_kept_with_the_confidence(deadline_h: float) -> None:
     given: dict[str, Any] = {"model": "resnet50", "dataset_size": 1281167, "epochs": 90}
@@ -190,6 +192,7 @@ def test_deadlines_are_kept_with_the_confidence(deadline_h: float) -> None:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("given", "why"),
     [
@@ -231,6 +234,7 @@ def test_experts_are_divided_up_to_a_node() -> None:
     assert len(degrees) > 1
 
 
+@pytest.mark.slow
 def test_the_page_has_a_map_of_layouts() -> None:
     given: dict[str, Any] = {**SMALL, **AXES, "arch": ("ring", "zero1"), "top": 3}
     found = plan(**given, fidelity="coarse")
@@ -269,6 +273,7 @@ def test_sequences_of_layouts_may_be_packed() -> None:
     assert first.throughput_samples_per_s > 1.1 * whole.throughput_samples_per_s
 
 
+@pytest.mark.slow
 def test_sequences_of_single_devices_may_be_packed(tmp_path: Path) -> None:
     """A file of lengths gives what they give, and about what its mean and spread give: 500 and
     1500 have 1000 and 0.5."""
@@ -285,6 +290,7 @@ def test_sequences_of_single_devices_may_be_packed(tmp_path: Path) -> None:
     assert of_file > 1.2 * whole
 
 
+@pytest.mark.slow
 def test_the_command_takes_documents() -> None:
     """In a node of 8 devices, and as layouts."""
     given = ["plan", "--model", "llama-1b", "--sequence-length", "8192", "--document-length", "900",

@@ -80,6 +80,7 @@ def exhaustive(path: Path, space: dict[str, Any], objective: str) -> dict[tuple[
 MORE = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 10)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", [0, 1, *MORE])
 def test_the_choice_is_the_best_of_all_simulated_candidates(seed: int, tmp_path: Path) -> None:
     path, space = seeded(seed, tmp_path)
@@ -90,6 +91,7 @@ def test_the_choice_is_the_best_of_all_simulated_candidates(seed: int, tmp_path:
     assert worth[key] >= 0.98 * max(worth.values())
 
 
+@pytest.mark.slow
 def test_canary_exhaustive_simulation_distinguishes_choices(tmp_path: Path) -> None:
     path, space = seeded(0, tmp_path)
     worth = sorted(exhaustive(path, space, "cost").values())
@@ -153,6 +155,7 @@ def test_figures_equal_those_of_the_prediction() -> None:
     assert [e.cost_usd for e in found.ranked] == sorted(e.cost_usd for e in found.ranked)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("objective", ["cost", "time", "throughput", "samples-per-usd"])
 def test_each_objective_ranks_by_its_own_figure(objective: Any) -> None:
     found = plan(objective=objective, **SMALL, **AMOUNT)

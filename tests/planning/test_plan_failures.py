@@ -78,6 +78,7 @@ def shortest_promised_s(failures: Failures, given: dict[str, Any]) -> float:
     return late
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("failures", "given"),
     [

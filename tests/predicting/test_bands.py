@@ -36,8 +36,8 @@ from tests.jobs import ETHERNET
 FRESH = 5
 """A seed used neither to measure bands nor to check them."""
 
-FEW, MANY = 360, 1000
-"""Numbers of jobs drawn in every test run, and in the slow one."""
+FIRST, FEW, MANY = 120, 360, 1000
+"""Numbers of jobs drawn in every test run, and in the slow ones."""
 
 NODES_OF_TWO = msgspec.structs.replace(ETHERNET, devices_per_node=2)
 
@@ -46,9 +46,9 @@ SMALL = 6
 
 
 @functools.cache
-def first_cells() -> list[Cell]:
+def first_cells(count: int = FEW) -> list[Cell]:
     """The first jobs of the draw, which do not depend on how many are drawn."""
-    return list(cells(FRESH, FEW))
+    return list(cells(FRESH, count))
 
 
 SIMULATED: dict[str, float] = {}
@@ -64,6 +64,7 @@ def simulated_s(one: Cell) -> float:
 # -- the draw ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_draw_varies_everything_that_users_vary() -> None:
     jobs = [one.job for one in first_cells()]
     assert {job.architecture.name for job in jobs} == set(names())
@@ -142,6 +143,7 @@ def test_too_few_jobs_are_not_split() -> None:
     assert grown(planted(3 * FEWEST)).with_trait is None
 
 
+@pytest.mark.slow
 def test_the_table_has_every_group_and_classes_that_are_large_enough() -> None:
     def sizes(one: bands.BandClass) -> Iterable[int]:
         yield one.jobs
@@ -203,7 +205,7 @@ def test_unmeasured_classes_are_simulated(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_simulations_are_kept_until_the_graph_changes(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    jobs = [one for one in first_cells()[:60] if known(one) and one.job.workers <= 3][:3]
+    jobs = [one for one in first_cells(FIRST)[:60] if known(one) and one.job.workers <= 3][:3]
     kept = tmp_path / "kept.jsonl"
     asked: list[int] = []
     simulate(jobs, Store(kept), progress=lambda done, of: asked.append(of))
@@ -221,7 +223,7 @@ def test_simulations_are_kept_until_the_graph_changes(tmp_path) -> None:  # type
 
 
 def test_the_page_shows_coverage() -> None:
-    jobs = [one for one in first_cells()[:24] if known(one) and one.job.workers <= 3]
+    jobs = [one for one in first_cells(FIRST)[:24] if known(one) and one.job.workers <= 3]
     found = [row(one, 1.05 * float(coarse.phases(one.job).iteration_s)) for one in jobs]
     text = page.page(bands.table(), found, jobs)
     assert "| all |" in text
@@ -277,8 +279,8 @@ def slow_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_canary_a_wrong_formula_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     slow_formulas(monkeypatch)
-    jobs = [one for one in first_cells() if one.job.workers <= SMALL and by_formula(one)]
-    found = [near for each in near_enough(jobs[::4]).values() for near in each]
+    jobs = [one for one in first_cells(FIRST) if one.job.workers <= SMALL and by_formula(one)]
+    found = [near for each in near_enough(jobs[::2]).values() for near in each]
     assert np.mean(found) < 0.5
 
 

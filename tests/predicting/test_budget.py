@@ -23,6 +23,7 @@ def job(arch: str, workers: int, **more: Any) -> Job:
     return make_job(model="resnet50", device="v100", arch=arch, workers=workers, **more)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("arch", [*registry.names(), "asp", "ring"])
 @pytest.mark.parametrize("stragglers", [(), (Straggler(70, 1.5),)])
 def test_the_size_of_a_graph_is_known_without_building_it(

@@ -12,6 +12,7 @@ PARTS = 20
 TIMES, DIGITS = 1.0 + 1e-15, 1e-9
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("part", thinned(range(PARTS), 14))
 def test_predictions_have_not_changed(part: int) -> None:
     exactly = corpus.same_arithmetic()

@@ -91,6 +91,7 @@ def of_experts(degree: int, groups: int, passes: int) -> tuple[Devices, Job]:
     return program, made
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("degree", "groups"), thinned([(2, 1), (4, 1), (2, 2), (8, 1), (4, 2)], 2))
 def test_divided_experts_take_as_long_as_in_simgrid(degree: int, groups: int) -> None:
     """Also gradients: those of experts are summed over the groups only."""

@@ -78,6 +78,7 @@ def test_resizing_takes_the_restart_unless_workers_are_on_their_own() -> None:
     assert run_of(ring, quick).expected_s < run_of(ring, SPOT).expected_s
 
 
+@pytest.mark.slow
 def test_an_elastic_plan_pays_for_the_nodes_that_are_there() -> None:
     rigid = Failures(interruptions_per_node_day=4.0, replacement_s=7200.0)
     quick = Failures(
@@ -118,6 +119,7 @@ def test_jobs_that_cannot_shrink_say_why(arguments: dict[str, Any], why: str) ->
         plan(**{**ONE, "arch": ["zero3"]}, **LARGE, failures=SPOT)
 
 
+@pytest.mark.slow
 def test_the_command_line_has_the_same() -> None:
     words = "predict --model resnet50 --device v100 --cluster ethernet-10g --arch asp --workers 8"
     words += " --batch-size 32 --option servers=2 --dataset-size 1281167 --epochs 90"

@@ -362,6 +362,7 @@ def test_files_that_are_no_lengths(tmp_path: Path, content: str, text: str) -> N
     assert str(error.value) == f"{path}: {text}"
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path: Path) -> None:
     line = "predict --model llama-8b --device h100 --arch ring --workers 8 --batch-size 2"
     line += " --sequence-length 16384 --fidelity coarse"

@@ -255,7 +255,7 @@ def test_twice_the_times_and_bytes_take_twice_as_long(arch: str, data: st.DataOb
     assert makespan(build_graph(larger)) == pytest.approx(2 * makespan(build_graph(plain)))
 
 
-@examples(60)
+@examples(24)
 @given(data=st.data())
 def test_faster_links_never_make_a_single_replica_slower(data: st.DataObject) -> None:
     """Several share links, and anything may happen when work is ordered by arrival."""
@@ -321,7 +321,7 @@ def test_ops_of_every_pass_have_names() -> None:
     assert "gradients reduced stage 0, 1, worker 1" in names_of
 
 
-@examples(60)
+@examples(24)
 @given(data=st.data())
 def test_the_first_step_is_the_longest_path_of_the_schedule(data: st.DataObject) -> None:
     """Of one replica on its own nodes, with transfers that take no time: another program."""

@@ -91,6 +91,7 @@ def loaded(name: str) -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_the_scheduler_ends_jobs_sooner_than_equal_shares(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -121,6 +122,7 @@ def test_the_scheduler_allocates_gpus_optimally() -> None:
     assert worth[6, 0, 0] < max(worth.values())
 
 
+@pytest.mark.slow
 def test_the_time_for_skypilot_equals_that_of_a_plan() -> None:
     """The stand-in for `sky.Resources` has the attributes that the estimator reads."""
     module = loaded("skypilot_time_estimator")

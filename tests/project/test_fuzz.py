@@ -608,6 +608,7 @@ def test_an_extremely_slow_link_is_refused(tmp_path: Path) -> None:
         of_cluster(tmp_path / "cluster.toml")
 
 
+@pytest.mark.slow
 def test_ten_thousand_servers_are_predicted_quickly(tmp_path: Path) -> None:
     """Servers with equal shares of tensors are evaluated once."""
     (tmp_path / "runs.csv").write_text(

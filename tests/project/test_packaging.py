@@ -336,6 +336,7 @@ def test_profiles_are_found_after_an_editable_install(tree: Path, tmp_path: Path
     (tree / "perfmodel" / "engine" / LIBRARY).unlink()
 
 
+@pytest.mark.slow
 def test_profiles_are_found_in_a_bare_checkout(tree: Path, tmp_path: Path) -> None:
     dependencies = folder_of("msgspec")
     found = run(

@@ -57,6 +57,7 @@ def test_predict_imports_only_what_it_needs(more: list[str]) -> None:
     assert found & (NOBODY_NEEDS | {"zipfile", "rich"}) == set()
 
 
+@pytest.mark.slow
 def test_only_jobs_with_replicas_of_several_devices_import_pipelines() -> None:
     for_replicas = {"perfmodel.pipelines", "perfmodel.replicas"}
     job = ("predict", "--model", "gpt2-xl", "--device", "a100", "--workers", "2")
@@ -74,6 +75,7 @@ def test_importing_the_package_imports_no_dependencies() -> None:
     assert found & (HELP_NEEDS_NONE_OF | NOBODY_NEEDS | {"click"}) == set()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("package", ["numpy", "pandas"])
 def test_canary_an_import_is_noticed(package: str) -> None:
     assert package in imported(f"import {package}; {RUN}", "--help")

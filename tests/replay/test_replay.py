@@ -246,6 +246,7 @@ def peak_bytes(schedule: Schedule, task: TrainingTask) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ROWS", 64)
     task = Quadratic(parameters=100_000)

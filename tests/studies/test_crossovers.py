@@ -191,6 +191,7 @@ def test_only_the_batch_size_varies_for_unequal_workers() -> None:
         assert {c.variable for c in explain(unlike).crossovers} <= {"batch_size"}
 
 
+@pytest.mark.slow
 def test_backup_workers_limit_the_smallest_number_of_workers() -> None:
     """One worker plus one backup worker is the smallest number evaluated, also with jitter."""
     backed = replace(

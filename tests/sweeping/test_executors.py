@@ -113,6 +113,7 @@ def test_a_plan_is_the_same_in_threads() -> None:
     assert other.to_json() == alone.to_json()
 
 
+@pytest.mark.slow
 def test_predictions_from_many_threads_equal_those_of_one() -> None:
     jobs = [
         make_job(workload=WORK, cluster=cluster(), arch=arch, workers=workers, jitter=0.1)
@@ -127,7 +128,7 @@ def test_predictions_from_many_threads_equal_those_of_one() -> None:
 def test_inputs_and_results_can_be_pickled() -> None:
     job = make_job(workload=WORK, cluster=cluster(), arch="easgd", workers=4)
     found = sweep(**MIXED)
-    for value in (job, predict(job), found, planned()):
+    for value in (job, predict(job), found, plan(**PLAN, fidelity="coarse")):
         assert pickle.loads(pickle.dumps(value)) == value
     variants = evaluate(job, workers=[2, 4, 8])
     again = pickle.loads(pickle.dumps(variants))

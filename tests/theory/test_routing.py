@@ -72,6 +72,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("routing", thinned(CASES))
 def test_the_largest_load_is_that_of_a_monte_carlo_of_routing(routing: Routing) -> None:
     mean, dropped, largest = routed(routing, 300 if routing.mean < 300 else 150)

@@ -928,6 +928,7 @@ RESNET50_BYTES = 4.0 * 25_557_032
 """Parameters of ResNet-50 with 1000 classes (He et al. 2016; as in torchvision), in float32."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "steps", "tensors", "message_bytes"),
     [
@@ -958,6 +959,7 @@ def test_real_traces(name: str, steps: int, tensors: int, message_bytes: float |
     assert found.compute_s["other"] < 0.1 * sum(found.compute_s.values())
 
 
+@pytest.mark.slow
 def test_steps_of_a_busy_device_are_as_long_as_its_work() -> None:
     """The V100's host is 60 ms ahead, so step lengths on the host are arbitrary."""
     found = import_trace(shared("hta_resnet50_1xV100.json.gz"))
@@ -966,6 +968,7 @@ def test_steps_of_a_busy_device_are_as_long_as_its_work() -> None:
     assert found.parts_s["idle"] < 0.05 * found.step_s
 
 
+@pytest.mark.slow
 def test_communication_of_a_real_trace_is_separated() -> None:
     """Seconds of the NCCL kernels in the file, which do not overlap each other."""
     path = shared("hta_resnet50_ddp_2xA100_rank0.json.gz")

@@ -222,6 +222,7 @@ def test_frameworks_are_not_alike(tmp_path: Path) -> None:
 # -- every adapter ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("source", DEVICES)
 def test_rows_of_other_kinds_do_not_stop_an_adapter(
     source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
