@@ -18,7 +18,7 @@ from rich.progress import track
 from benchmarks.accuracy import fitted, scaling
 from benchmarks.accuracy.__main__ import figure
 from benchmarks.accuracy.cases import About, Case
-from benchmarks.accuracy.sources import SOURCES, adapter
+from benchmarks.accuracy.sources import SOURCES, adapter, named
 from benchmarks.accuracy.summaries import (
     choice_summary,
     choices,
@@ -86,10 +86,10 @@ class Rows(msgspec.Struct):
 
 
 def found_in(name: str, data: Path) -> Found:
-    """Predict a source."""
+    """Predict a source, given its name or that of its folder."""
     of = adapter(name)
     cases = of.cases(data / of.ABOUT.folder)
-    return Found(name, of.ABOUT, cases, summarise(cases))
+    return Found(named(name), of.ABOUT, cases, summarise(cases))
 
 
 def page(sources: Iterable[Found], computing: Mapping[str, Sequence[scaling.Case]]) -> str:

@@ -56,6 +56,21 @@ class Adapter(Protocol):
         """Return every measured value with its prediction."""
 
 
+def named(name: str) -> str:
+    """Return the name of a source, given it or that of its folder.
+
+    Raises
+    ------
+    InputError : there is no such source.
+    """
+    if name in SOURCES:
+        return name
+    for source in SOURCES:
+        if adapter(source).ABOUT.folder == name:
+            return source
+    raise unknown_name("source", name, SOURCES)
+
+
 def adapter(name: str) -> Adapter:
     """Return the adapter of a source, given its name or that of its folder.
 
@@ -63,13 +78,7 @@ def adapter(name: str) -> Adapter:
     ------
     InputError : there is no such source.
     """
-    if name in SOURCES:
-        return cast(Adapter, importlib.import_module(f"benchmarks.accuracy.{name}"))
-    every = [adapter(source) for source in SOURCES]
-    for each in every:
-        if each.ABOUT.folder == name:
-            return each
-    raise unknown_name("source", name, SOURCES)
+    return cast(Adapter, importlib.import_module(f"benchmarks.accuracy.{named(name)}"))
 
 
 def fit_of(found: Adapter) -> Callable[[Path], None] | None:

@@ -207,7 +207,7 @@ def test_few_runs_rarely_have_the_nominal_coverage_by_chance() -> None:
 WIDE = (
     *("dlperf", "diloco_measured", "field", "gavel", "internevo", "lambda_pytorch", "mlperf"),
     *("dgxc_benchmarking", "megatron_bridge", "nvidia", "simumax_b200", "stage_memory"),
-    "torchtitan",
+    *("mlperf_v5_1", "torchtitan"),
 )
 """Sources with so little prior information (other frameworks, estimated devices, software as found
 or tuned, an assumed shaper, nominal links) that their intervals are rightly wider than 20 %."""

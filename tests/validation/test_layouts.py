@@ -48,7 +48,7 @@ WIDE = {"hidden": 2048, "heads": 16, "seq_len": 512}
 DEVICES = {
     "libai": "", "bigscience_tr11": "A100-80GB", "simumax_b200": "B200", "sailor": "GH200-96GB",
     "torchtitan": "H100-SXM-96GB-HBM2e-500W", "megatron_bridge": "H100",
-    "small_tables": "A100-80GB",
+    "small_tables": "A100-80GB", "mlperf_v5_1": "GB200",
 }  # fmt: skip
 """Sources with common columns, and a device of each."""
 
