@@ -134,6 +134,7 @@ OTHER = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("options", [{}, {"overlap": False}, {"concurrent": 2}, *EACH_SEND, *OTHER])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_one_simulated_worker_can_represent_all(

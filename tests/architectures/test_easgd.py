@@ -60,6 +60,7 @@ def test_every_second_step_by_hand() -> None:
     assert predict(job(WORK, cluster(), 1, "easgd", {"period": 2})).iteration_s == 5.5
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("period", [1, 2, 3, 5])
 @pytest.mark.parametrize("bandwidth", [0.25, 1.0, 3.0])
 @pytest.mark.parametrize("latency_s", [0.0, 0.5, 7.0])

@@ -75,6 +75,7 @@ def per_step_s(workers: int, period: int, options: dict[str, Any], expected: flo
 ALGORITHMS = ["ring", "halving_doubling", "tree", "double_tree", "hierarchical"]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("workers", [1, 2, 3, 8])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_an_average_is_one_all_reduce_per_period(workers: int, algorithm: str) -> None:

@@ -297,6 +297,7 @@ def test_every_wrong_file_has_its_message() -> None:
     assert {path.name for path in (INPUTS / "invalid").iterdir()} == set(FILES)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("path", sorted((INPUTS / "valid").iterdir()), ids=lambda p: p.name)
 def test_right_file(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -420,6 +421,7 @@ def test_wrong_arguments_in_a_process_of_their_own(arguments: str, tmp_path: Pat
     assert message(done.returncode, done.stdout, done.stderr) == ARGUMENTS[arguments]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("arguments", ["--help", "list", f"{JOB} --json"])
 def test_output_that_cannot_be_written(arguments: str) -> None:

@@ -70,6 +70,7 @@ def refused_at_once(command: str, flags: str) -> None:
     assert one_line(err.strip())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "flags",
     [
@@ -195,6 +196,7 @@ def test_a_step_with_communication_only(tmp_path: Path) -> None:
     assert import_trace(path, batch_size=1).workload is None
 
 
+@pytest.mark.slow
 def test_a_small_file_that_unpacks_to_a_huge_one_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     path.write_bytes(300 * gzip.compress(b" " * 10**7))  # 3 GB
@@ -233,6 +235,7 @@ def test_control_characters_of_names_are_escaped(tmp_path: Path) -> None:
     assert read_profile(path).source == Source(**made["source"])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("closed", ["1>&-", "1>&- 2>&-", "2>&-"])
 def test_closed_streams(closed: str) -> None:
     done = subprocess.run(

@@ -97,6 +97,7 @@ def synchronous(
 GRID = [(1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (1, 3), (4, 2), (2, 4)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("cpu", [True, False])
 def test_synchronous_runs_with_more_workers_and_servers_are_predicted(cpu: bool) -> None:
     runs = synchronous(TRUTHS, GRID, cpu=cpu)
@@ -169,6 +170,7 @@ def fit() -> ServersFit:
     return fit_servers([run for name in LOADS for run in series(name, COUNTS)])
 
 
+@pytest.mark.slow
 def test_server_costs_are_recovered(fit: ServersFit) -> None:
     for name, (_, _, compute_s) in LOADS.items():
         assert fit[name].costs == pytest.approx(TRUE, rel=0.1)
@@ -189,6 +191,7 @@ def test_canary_another_server_is_noticed(fit: ServersFit) -> None:
     assert slower["big"].costs[name] > 1.3 * fit["big"].costs[name]
 
 
+@pytest.mark.slow
 def test_a_fit_makes_a_cluster_and_workloads_with_uncertainties(fit: ServersFit) -> None:
     more = fit["many"].job(asynchronous("many", 12, CLUSTER))
     low_s, high_s = predict(more).interval.iteration_s
@@ -199,6 +202,7 @@ def test_a_fit_makes_a_cluster_and_workloads_with_uncertainties(fit: ServersFit)
     assert wide > narrow
 
 
+@pytest.mark.slow
 def test_a_new_dnn_needs_runs_of_one_worker_only(fit: ServersFit) -> None:
     (more,) = serve_others(fit, series("new", (1,))).values()
     assert more.costs == pytest.approx(fit["many"].costs, rel=1e-3)
@@ -288,7 +292,7 @@ def table(folder: Path, sync: str, names: Sequence[str]) -> list[float]:
     return steps
 
 
-@pytest.mark.parametrize("sync", thinned(["bsp", "asp"]))
+@pytest.mark.parametrize("sync", thinned(["asp", "bsp"]))
 def test_the_command_writes_files_that_predict_can_read(
     sync: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,7 +50,7 @@ def arguments(times: dict[str, list[float]]) -> list[Any]:
     return [times["F"], times["B"], times["I"], times["W"]]
 
 
-@examples(150)
+@examples(50)
 @given(timed(), st.booleans(), st.sampled_from([0.0, 0.25, 1.0]))
 def test_times_equal_a_slow_simulation(
     case: tuple[Schedule, dict[str, list[float]], list[float]], blocking: bool, overlap: float

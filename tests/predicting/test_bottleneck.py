@@ -100,6 +100,7 @@ def _label(graph: OpGraph, op: int) -> str:
 every_architecture = third_of_variants()
 
 
+@pytest.mark.sampled(3)
 @every_architecture
 @examples(3)
 @given(data=st.data())

@@ -64,6 +64,7 @@ def may_be_exact(arch: str, options: dict[str, Any]) -> bool:
     return bool(registry.model_of(one).exact(one))
 
 
+@pytest.mark.sampled(4)
 @third_of_variants(may_be_exact)
 @settings(few, suppress_health_check=[HealthCheck.filter_too_much])
 @given(data=st.data())
@@ -86,6 +87,7 @@ SIMPLE: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("arch", "options"), SIMPLE)
 @pytest.mark.parametrize("workers", [1, 3, 8])
 def test_most_synchronous_jobs_are_exact(arch: str, options: dict[str, Any], workers: int) -> None:
@@ -183,6 +185,7 @@ def measured(arch: str, options: dict[str, Any], workers: int = 8) -> Job:
     )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("arch", "options"), KINDS)
 @pytest.mark.parametrize("sharpness", thinned([3.0, None, float("inf")], 3))
 def test_arrays_equal_scalars(arch: str, options: dict[str, Any], sharpness: float | None) -> None:
@@ -221,6 +224,7 @@ def test_servers_are_an_axis() -> None:
     assert found.iteration_s.tolist() == pytest.approx([p.iteration_s for p in each], rel=1e-12)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("arch", "options"), thinned(KINDS, 3))
 def test_symbols_equal_numbers(arch: str, options: dict[str, Any]) -> None:
     """At random points, with queue lengths taken from the numeric evaluation."""

@@ -171,6 +171,7 @@ def test_what_nothing_explains_is_said() -> None:
     assert not result.first.explains
 
 
+@pytest.mark.slow
 def test_the_next_measurement_tells_the_first_two_apart() -> None:
     """Without parts a slow device and slow computation look alike; the mean computation differs."""
     step_s = predict(JOB).iteration_s
@@ -197,6 +198,7 @@ def test_a_tool_decides_about_the_link() -> None:
     assert refuted.first.cause != "slow link"
 
 
+@pytest.mark.slow
 def test_other_numbers_of_workers_tell_the_network_from_the_device() -> None:
     """On one node the run is as fast as predicted: the devices are not slow."""
     slow = JOB.with_(bandwidth_bytes_per_s=1.5e8)
@@ -304,6 +306,7 @@ n1:7:9 [0] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/Socket/0
 """
 
 
+@pytest.mark.slow
 def test_a_log_of_nccl_decides_about_rdma(tmp_path: Path) -> None:
     """A slow link and sockets predict the same step; what NCCL says tells them apart."""
     assert nccl_log.parse(NCCL) == (True, 0.5)
@@ -329,6 +332,7 @@ def test_a_log_of_nccl_decides_about_rdma(tmp_path: Path) -> None:
     assert "transfers through the host: 50% of pairs of devices" in answer.stderr
 
 
+@pytest.mark.slow
 def test_a_topology_decides_about_nvlink() -> None:
     """Devices over PCIe, and one slow device, may give the same step."""
     job = pm.make_job(
@@ -362,6 +366,7 @@ def test_what_nccl_says_is_the_next_question() -> None:
     assert "yes in 95% with no RDMA" in asked.text
 
 
+@pytest.mark.slow
 def test_the_command_reads_speeds_parts_and_files(tmp_path: Path) -> None:
     path = tmp_path / "topo.txt"
     path.write_text(TOPOLOGY)
@@ -436,6 +441,7 @@ LOGS: dict[str, tuple[str, Callable[[float, Job], dict[str, float]]]] = {
 """A line of the log of a framework, and its numbers for the time of a step."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("framework", thinned(LOGS, 4))
 def test_the_log_of_a_run_says_its_step(framework: str, tmp_path: Path) -> None:
     """The first, slow step is left out; the median of the others counts."""
@@ -456,6 +462,7 @@ def test_a_log_without_a_speed_is_refused() -> None:
         training_logs.parse("loss 3.1\n", "log.txt")
 
 
+@pytest.mark.slow
 def test_traces_of_ranks_say_the_parts_of_a_step(tmp_path: Path) -> None:
     """By hand: of 995 us, 120 exchange alone and 80 hidden, 50 load data; the rest computes, or the
     host keeps the device waiting."""
@@ -478,6 +485,7 @@ def test_traces_of_ranks_say_the_parts_of_a_step(tmp_path: Path) -> None:
     assert told["loading_s"] == pytest.approx(50e-6)
 
 
+@pytest.mark.slow
 def test_an_unsure_prediction_is_said() -> None:
     sure = diagnose(Measured(step_s=0.4), JOB)
     assert sure.note == ""

@@ -38,6 +38,7 @@ def longest(one: Job, variable: str, value: float) -> str:
     return max(phases, key=lambda name: float(phases[name]))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("arch", "options"),
     [("bsp", {}), ("bsp", {"overlap": False}),
@@ -150,6 +151,7 @@ def test_explain_as_json_has_the_fields_of_an_explanation() -> None:
     assert values["schema"] == "perfmodel.explanation/1"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "name", thinned(["ps", "asp", "ring", "p2p", "fsdp", "easgd", "gosgd", "ad_psgd"])
 )

@@ -51,6 +51,7 @@ def test_jobs_of_replicas_are_compared_over_workers():
         assert {crossover.below, crossover.above} == {"ring", "ps"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("variable", "aim", "launches", "holds", "value"),
     [
@@ -130,6 +131,7 @@ LLAMA: dict[str, Any] = {"model": "llama-13b", "device": "a100-80", "cluster": "
                          "arch": "zero1", "devices": 32}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_advice_for_a_layout_says_what_changes():
     made = pm.make_job(**LLAMA, tensor=8, pipeline=2, batch_size=64, micro_batches=16,
                        recompute="full")  # fmt: skip
@@ -179,6 +181,7 @@ def test_long_sequences_may_be_divided_further():
     assert divisions._contexts(job.with_(context=None, sequence_length=4096)) == [1]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("words", "says"),
     [

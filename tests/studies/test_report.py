@@ -91,6 +91,7 @@ def test_the_scaling_curve_keeps_a_global_batch() -> None:
     assert rates[4] == four.throughput_samples_per_s
 
 
+@pytest.mark.slow
 @needs_bokeh
 def test_the_command_of_a_page_names_a_configuration_that_counts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

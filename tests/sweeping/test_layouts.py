@@ -46,6 +46,7 @@ def test_every_layout_equals_its_prediction() -> None:
         assert found.bubble_fraction[k] == pytest.approx(bubble, abs=1e-9)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb_h1"])
 @pytest.mark.parametrize("transfers", thinned(["ahead", "torch", "blocking"], 3))
 def test_steps_grow_evenly_with_micro_batches(schedule: str, transfers: str) -> None:
@@ -133,6 +134,7 @@ def test_a_random_sample_equals_predictions(framework: str) -> None:
         assert found.bubble_fraction[k] == pytest.approx(bubble, abs=1e-9)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("links_apart")
 @pytest.mark.parametrize("exchange", ["ring", "all-gather", "hierarchical"])
 def test_layouts_of_divided_sequences_equal_predictions(exchange: str) -> None:
@@ -243,6 +245,7 @@ def of_every_pass(**more: Any) -> module.Layouts:
     return layouts(job, tensor=(2, 4), recompute=("none", "full"), micro_batches=(1, 2, 3, 9, 40))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options", [None, {"reshard_after_forward": False}, {"no_sync": False, "prefetch": 0}]
 )
@@ -269,6 +272,7 @@ def test_a_pass_without_its_own_times_is_seen(monkeypatch: pytest.MonkeyPatch) -
     assert not np.allclose(np.sort(of_every_pass().step_s), np.sort(kept), rtol=1e-3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.usefixtures("links_apart")
 @pytest.mark.parametrize("arch", ["ring", "zero3"])
 def test_divided_sequences_equal_their_predictions(arch: str) -> None:

@@ -52,6 +52,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES)
 def test_time_and_cost_are_those_of_a_simulation(
     case: tuple[float, Floats, float, float, float],

@@ -8,6 +8,7 @@ import pytest
 from perfmodel.theory.fronts import largest, needed
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("quantities", [1, 2, 3, 4])
 @pytest.mark.parametrize("seed", range(5))
 def test_no_needed_line_is_dropped(quantities: int, seed: int) -> None:

@@ -92,6 +92,7 @@ def test_canary_another_sum_is_noticed() -> None:
     assert named_layers.summed_values(layer, True) != (16.0, 0.0)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["t5-large", "vit-h14"])
 def test_more_devices_take_less_time(name: str) -> None:
     one, two, four = (
