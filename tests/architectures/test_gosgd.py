@@ -87,6 +87,7 @@ def test_sending_every_step_takes_the_longer_of_computation_and_transfer(
         oracles.equal(result.iteration_s, max(STEP_S, MODEL_BYTES / bandwidth) * 1.001)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("probability", [0.25, 0.5])
 def test_a_saturated_link_sets_the_steady_state_pace(probability: float) -> None:
     """T = p M/B = 6 p/0.25 s, for two workers that do not share a link."""
@@ -151,6 +152,7 @@ def models_are(found: Measures, workers: int, probability: float, expected: floa
     assert out.sum() == pytest.approx(into.sum(), rel=1e-9)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("probability", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("workers", [2, 3, 6])
 def test_bytes_over_every_link(workers: int, probability: float) -> None:
@@ -221,6 +223,7 @@ def test_an_invalid_value_is_refused(options: dict[str, Any], text: str) -> None
         job(WORK, cluster(), 2, "gosgd", options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", thinned(["together", "staggered"]))
 def test_a_link_that_is_slightly_too_slow_eventually_sets_the_pace(start: str) -> None:
     """Steps of 3.5 s, and p M / B = 3.715 s: what is sent piles up for hundreds of steps before a

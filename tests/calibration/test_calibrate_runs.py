@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.predicting import coarse
 from perfmodel.results.prediction import Interval
 from tests import jobs as small
+from tests.settings import thinned
 
 MADE = Source("exact", "made for a test")
 CLUSTER = Cluster(
@@ -90,7 +91,13 @@ def spoilt(runs: Sequence[Observation]) -> list[Observation]:
 
 @functools.cache
 def fitted() -> RunsFit:
-    """The fit to 24 runs, with all parameters that have an effect."""
+    """The fit of the true parameters to 24 runs."""
+    return fit_runs(made(TRUTH), fit=list(TRUTH))
+
+
+@functools.cache
+def chosen() -> RunsFit:
+    """The fit to 24 runs, which chooses among all parameters that have an effect."""
     return fit_runs(made(TRUTH))
 
 
@@ -176,6 +183,7 @@ def test_a_handover_counts_each_tensor_and_byte_of_a_layer() -> None:
     assert more[0, 0] - without[0, 0] == pytest.approx(0.3)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["efficiency", "latency_s", "handover_per_byte_s", "overlap"])
 @pytest.mark.parametrize("jitter", [None, Jitter(0.1)])
 def test_a_fit_that_identifies_nothing_keeps_every_value(name: str, jitter: Jitter | None) -> None:
@@ -219,6 +227,7 @@ HANDOVER = {"handover_per_tensor_s": 0.04, "handover_per_byte_s": 0.003}
 COSTS = {"update_per_tensor_s": 0.1, "update_per_byte_s": 0.001}
 
 
+@pytest.mark.sampled(6)
 @small.third_of_variants()
 def test_evaluating_many_runs_together_changes_no_step_time(
     arch: str, options: dict[str, Any]
@@ -267,8 +276,9 @@ def test_canary_each_parameter_matters(name: str) -> None:
 # the truth
 
 
-def test_the_true_parameters_are_recovered() -> None:
-    fit = fitted()
+@pytest.mark.parametrize("fit_of", thinned([fitted, chosen]), ids=["given", "chosen"])
+def test_the_true_parameters_are_recovered(fit_of: Callable[[], RunsFit]) -> None:
+    fit = fit_of()
     assert inside(fit, TRUTH) == dict.fromkeys(TRUTH, True)
     assert fit["efficiency"].value == pytest.approx(0.6, rel=0.05)
     assert fit["compute_factor"].value == pytest.approx(1.2, rel=0.05)
@@ -319,6 +329,7 @@ def test_canary_outliers_move_a_least_squares_fit(monkeypatch: pytest.MonkeyPatc
     assert max(moved) > 0.05
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("overlap", [True, False])
 def test_the_overlap_is_recovered(overlap: bool) -> None:
     if overlap:
@@ -573,6 +584,7 @@ def test_the_command_plots_estimates_and_errors(
     assert (folder / "fit.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_command_writes_files_that_predict_can_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -35,6 +35,7 @@ def near(us: float) -> Any:
     return pytest.approx(us * US, rel=1e-4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("skew", [0.0, 7_654_321.0])
 @pytest.mark.parametrize(

@@ -150,6 +150,7 @@ MANY = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("given", MANY)
 def test_few_rounds_agree_with_many(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     such = {"model": "alexnet", "device": "v100", "bandwidth": "100Gbps", "workers": 128} | given

@@ -117,6 +117,7 @@ def test_the_block_of_a_second_token_has_its_published_number_of_parameters() ->
     assert more - 2 * 7168**2 == pytest.approx(11.5e9, rel=0.001)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*TOTAL, "grok-1", "gemma3-27b", "qwen3-8b"])
 def test_layers_contain_all_parameters(name: str) -> None:
     d = decoder_of(name)

@@ -449,6 +449,7 @@ def test_an_mlperf_log_by_hand() -> None:
     assert training_logs.parse(epochs, "log").value == pytest.approx(500.0)
 
 
+@pytest.mark.slow
 def test_diagnose_takes_its_job_and_its_step_from_files(tmp_path: Path) -> None:
     """16 workers with 128 samples each at 5100 samples/s: 402 ms."""
     paths = files_of(tmp_path, "MLPerf", "horovodrun")

@@ -37,6 +37,7 @@ THROUGH_SERVERS: list[tuple[str, dict[str, Any], float]] = [
 """Architectures, options, and models that a worker sends and receives per step."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("arch", "options", "models"), THROUGH_SERVERS)
 @pytest.mark.parametrize("links", [1, 2])
 def test_an_oversubscribed_core_limits_transfers_to_servers(

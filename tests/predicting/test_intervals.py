@@ -70,6 +70,7 @@ def test_no_part_is_negative_or_unknown(value: float) -> None:
 # -- contributions --------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fidelity", ["fine", "coarse", "auto"])
 @pytest.mark.parametrize("arch", ["ring", "ps", "asp", "p2p", "ad_psgd", "gosgd"])
 def test_every_prediction_has_an_interval(arch: str, fidelity: Any) -> None:
@@ -236,6 +237,7 @@ def made_up(
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("always", "waiting"), [(0.02, 0.2), (0.1, 0.02)])
 def test_the_constants_are_recovered(always: float, waiting: float) -> None:
     some = made_up(always, waiting, 400)
@@ -249,6 +251,7 @@ def test_the_constants_are_recovered(always: float, waiting: float) -> None:
     assert 0.85 < inside / count < 0.95
 
 
+@pytest.mark.slow
 def test_errors_that_are_larger_above_widen_that_side_only() -> None:
     """The prediction is the median: half of the runs are slower, and by more."""
     late = made_up(0.3, 0.01, 400, below=0.2)

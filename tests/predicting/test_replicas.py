@@ -57,6 +57,7 @@ def step_s(made, fidelity="fine"):
 # -- schedules ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("stages", "passes"), [*itertools.product((2, 3, 4), (1, 2, 5, 8))])
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_flushed_pipelines_take_as_long_as_in_papers(stages, passes, schedule):
@@ -260,6 +261,7 @@ def test_stages_at_two_sites_share_the_link_between_them():
     assert step_s(alone) == pytest.approx(2 * (F_S + B_S) + 2.0, rel=1e-4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_architecture_works_between_replicas(arch):
     options = {"reshard_after_forward": False} if arch == "fsdp" else {}
@@ -275,6 +277,7 @@ def test_every_architecture_works_between_replicas(arch):
         assert fine.staleness.mean == pytest.approx(3.0, abs=0.05)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("arch", ["ring", "local_sgd", "p2p", "diloco"])
 def test_one_replica_represents_all(arch):
     made = job(equal(2, 4, gradient=0.1), 2, 3, arch)

@@ -143,6 +143,7 @@ SHIPPED = [
 ]
 
 
+@pytest.mark.slow
 def test_shipped_files_are_as_the_schemas_say() -> None:
     for path, name in SHIPPED:
         text = path.read_text(encoding="utf-8")
@@ -180,6 +181,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "command",
     [

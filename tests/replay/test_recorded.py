@@ -66,6 +66,7 @@ def record(
     return msgspec.structs.replace(made, header=msgspec.structs.replace(made.header, batch_size=8))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("optimizer", thinned([MOMENTUM, SGD]))
 @pytest.mark.parametrize("kind", thinned(KINDS, 3))
 def test_replays_follow_the_description_of_the_format(kind: str, optimizer: Optimizer) -> None:
@@ -87,6 +88,7 @@ def test_slices_that_overtake_each_other(transmission: str, duplex: bool) -> Non
     assert loss == pytest.approx(slow_loss(schedule, TASK, MOMENTUM), rel=1e-10)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("optimizer", [SGD, MOMENTUM])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in NOT_PLAIN])
 def test_one_worker_is_plain_sgd(kind: str, optimizer: Optimizer) -> None:
@@ -94,6 +96,7 @@ def test_one_worker_is_plain_sgd(kind: str, optimizer: Optimizer) -> None:
     assert loss == pytest.approx(by_hand(TASK, optimizer, GRADIENTS, 8)[-1], rel=1e-10)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("optimizer", [SGD, MOMENTUM])
 @pytest.mark.parametrize("kind", SYNCHRONOUS)
 def test_synchronous_workers_are_sgd_with_large_batches(kind: str, optimizer: Optimizer) -> None:
@@ -101,6 +104,7 @@ def test_synchronous_workers_are_sgd_with_large_batches(kind: str, optimizer: Op
     assert loss == pytest.approx(by_hand(TASK, optimizer, GRADIENTS // 4, 32)[-1], rel=1e-10)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in SYNCHRONOUS])
 def test_canary_other_architectures_are_not_plain_sgd(kind: str) -> None:
     loss = run(recorded(kind), SGD).loss[-1]

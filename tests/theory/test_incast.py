@@ -49,6 +49,7 @@ def averages(k: float, *, decrease: float = DECREASE) -> np.ndarray:
 # -- the shares ------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("k", [0.3, 1.6, 8.0])
 def test_the_spread_equals_that_of_windows_with_random_losses(k: float) -> None:
     sent = k * QUEUE_BYTES / losses(4, QUEUE_BYTES, QUEUE_BYTES)
@@ -143,6 +144,7 @@ def test_with_as_many_servers_as_workers_all_share_equally() -> None:
     assert len(weights(incast(4, QUEUE_BYTES, servers=2))) > 1
 
 
+@pytest.mark.slow
 def test_unequal_shares_break_the_lockstep_at_a_hot_server() -> None:
     """Most bytes are on one of two servers. With equal shares, asynchronous workers that begin
     together stay together: all compute while the hot link is idle."""
