@@ -360,6 +360,7 @@ def test_an_overlap_given_by_the_runs_is_used() -> None:
         fit_runs([Observation(job, 30.0)], fit=["overlap"])
 
 
+@pytest.mark.slow
 def test_jitter_is_recovered() -> None:
     truth = {"jitter": 0.2, "compute_factor": 1.1}
     fit = fit_runs(made(truth, archs=("ring",), noise=0.01), fit=list(truth))
@@ -383,6 +384,7 @@ def test_server_costs_are_recovered() -> None:
 # not identifiable from the runs
 
 
+@pytest.mark.slow
 def test_parameters_without_effect_keep_their_value() -> None:
     fit = fit_runs(made(TRUTH, archs=("ring",)))
     for name in ("update_per_tensor_s", "update_per_byte_s"):

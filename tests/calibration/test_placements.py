@@ -150,6 +150,7 @@ def test_steps_on_more_nodes_are_predicted(fit: Placements) -> None:
         assert max(errors(fit, training(name, FEW), MORE)) < 0.12
 
 
+@pytest.mark.slow
 def test_a_dnn_measured_on_one_node_or_device_is_predicted(others: Placements) -> None:
     """Except that its bytes take longer than those of other DNNs, which is unknown."""
     assert max(errors(others, training("middle", FEW), [*SEVERAL, *MORE])) < 0.2
@@ -289,6 +290,7 @@ def test_idle_fractions_are_as_uncertain_as_compute_times(fit: Placements) -> No
     assert widths[1][1] > widths[0][1] + 0.04
 
 
+@pytest.mark.slow
 def test_steps_on_more_than_two_nodes_show_how_errors_grow() -> None:
     def growth(factor: float) -> float:
         some = [

@@ -118,6 +118,7 @@ def test_synchronous_runs_with_more_workers_and_servers_are_predicted(cpu: bool)
         assert low_s < truth_s < high_s
 
 
+@pytest.mark.slow
 def test_canary_slower_runs_change_the_fit() -> None:
     first, second = (
         fit_servers(synchronous(TRUTHS, GRID[:4], factor), for_others=True) for factor in (1.0, 1.5)

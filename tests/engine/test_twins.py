@@ -232,6 +232,7 @@ def test_the_seed_does_not_matter_without_randomness() -> None:
     assert timeline(graph, seed=0, compiled=False) == timeline(graph, seed=1, compiled=True)
 
 
+@pytest.mark.slow
 @needs_library
 def test_the_room_for_timers_grows() -> None:
     """Due to its latency, an op has far more instances in flight than there are ops."""

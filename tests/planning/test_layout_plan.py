@@ -256,6 +256,7 @@ PACKED |= {"micro_batch_size": (1,), "virtual_stages": (1,), "global_batch_size"
 PACKED |= {"arch": ("zero1",), "recompute": ("full",)}
 
 
+@pytest.mark.slow
 def test_sequences_of_layouts_may_be_packed() -> None:
     """The answer is that of a single prediction with these documents, and faster than whole
     sequences."""

@@ -227,6 +227,7 @@ ARCHITECTURES = ("ring", "fsdp", "ps", "asp", "local_sgd", "diloco", "gosgd", "a
                  "p2p", "d_psgd")  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("pipeline", thinned([1, 2], first=1))
 def test_every_architecture_runs_between_such_replicas(arch: str, pipeline: int) -> None:

@@ -428,6 +428,7 @@ def test_what_does_not_fit_says_which_stage_and_what_helps() -> None:
     assert all(memory_of(change.job_of(large)).is_enough() for change in remedies(large))
 
 
+@pytest.mark.slow
 def test_the_largest_batch_keeps_the_micro_batches() -> None:
     job = largest_batch(made(GPT3, tensor=8, pipeline=16, micro_batches=32, recompute="selective",
                              sequence_parallel=True))  # fmt: skip
@@ -440,6 +441,7 @@ def test_the_largest_batch_keeps_the_micro_batches() -> None:
     assert not memory_of(more).is_enough()
 
 
+@pytest.mark.slow
 def test_single_devices_become_replicas_only_if_nothing_else_helps() -> None:
     given: dict[str, Any] = {"model": "llama-70b", "device": "h100", "cluster": "dgx-h100"}
     job = make_job(**given, workers=8, arch="ring", batch_size=8)

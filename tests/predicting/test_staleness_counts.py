@@ -34,6 +34,7 @@ def moments(found: Staleness) -> tuple[float, float]:
     return mean, float(shares @ (values - mean) ** 2 / shares.sum())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("workers", [2, 5, 9])
 @pytest.mark.parametrize("route", ["fine", "coarse"])
 def test_exponential_workers_make_a_geometric_count(workers: int, route: str) -> None:
@@ -49,6 +50,7 @@ def test_exponential_workers_make_a_geometric_count(workers: int, route: str) ->
         assert below == pytest.approx(1.0 - (1.0 - 1.0 / workers) ** (value + 1), abs=0.04)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("workers", "cv"), [(3, 0.5), (5, 0.5), (9, 0.3)])
 def test_the_spread_is_that_of_the_simulation(workers: int, cv: float) -> None:
     """Half of the variance would be missing without the chance in the others' updates, (2, 0.5), or

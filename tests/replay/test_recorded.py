@@ -75,6 +75,7 @@ def test_replays_follow_the_description_of_the_format(kind: str, optimizer: Opti
     assert loss == pytest.approx(slow_loss(schedule, TASK, optimizer), rel=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("transmission", "duplex"),
     thinned([("shared", True), ("priority", False), ("quantum", True)], 3),

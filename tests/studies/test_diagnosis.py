@@ -186,6 +186,7 @@ def test_the_next_measurement_tells_the_first_two_apart() -> None:
     assert after.first.probability > result.suspects[0].probability
 
 
+@pytest.mark.slow
 def test_a_tool_decides_about_the_link() -> None:
     """A link that a tool measured at its nominal rate is not slow."""
     slow = JOB.with_(bandwidth_bytes_per_s=2e8)
@@ -254,6 +255,7 @@ def test_parts_of_a_step_share_the_errors_of_a_prediction() -> None:
     assert told(1.08, 1.08) > told(1.0, 1.08)
 
 
+@pytest.mark.slow
 def test_sizes_that_slow_nothing_explain_nothing() -> None:
     """Loading that computation hides is no cause; the weights of the other sizes add up to 1."""
     job = JOB.with_(cluster="ethernet-25g", bandwidth_bytes_per_s=1e9)
@@ -353,6 +355,7 @@ def test_a_topology_decides_about_nvlink() -> None:
     assert hypotheses(cards, "no peer access") != []
 
 
+@pytest.mark.slow
 def test_what_nccl_says_is_the_next_question() -> None:
     """A slow link and sockets of the same rate differ in nothing else."""
     job = JOB.with_(cluster="ethernet-100g", bandwidth_bytes_per_s=None, model="vgg16")

@@ -107,6 +107,7 @@ def test_two_jobs_are_equally_fast_at_their_crossover() -> None:
         assert ("ring" if before[0] > before[1] else "asp") == c.below
 
 
+@pytest.mark.slow
 def test_a_server_saturates_at_the_reported_number_of_workers() -> None:
     """N* = (Z + D) / D_max, and more workers do not increase throughput."""
     one = measured("asp", {"overlap": False})

@@ -44,6 +44,7 @@ def test_micro_batches_at_which_computing_takes_longer_than_the_bubble():
     assert crossover.value > 1
 
 
+@pytest.mark.slow
 def test_jobs_of_replicas_are_compared_over_workers():
     ring, ps = (pm.make_job(**{**GPT, "arch": arch}) for arch in ("ring", "ps"))
     found = crossovers.between(ring, ps, "bandwidth_bytes_per_s", ("ring", "ps"))

@@ -106,6 +106,7 @@ def test_the_command_of_a_page_names_a_configuration_that_counts(
     assert said["command"].startswith(f"PERFMODEL_CONFIG={config} perfmodel report --model")
 
 
+@pytest.mark.slow
 @needs_bokeh
 def test_the_command_writes_a_page_that_shows_its_command(tmp_path: Path) -> None:
     path, again = tmp_path / "report.html", tmp_path / "again.html"

@@ -32,6 +32,7 @@ def answered(variable: str, value: float, **arguments: Any) -> Prediction:
     return predict(make_job(**arguments, options=options), fidelity="coarse", dataset_size=10_000)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("variable", "aim", "step", "arguments"),
     [
@@ -110,6 +111,7 @@ def test_a_formula_gives_the_same_value() -> None:
     assert found.values.low == pytest.approx(float(bandwidth) / nic.efficiency, rel=0.01)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("options", "least", "formula"),
     [
@@ -192,6 +194,7 @@ def test_impossible_values_are_left_out() -> None:
     assert "from 3 to 8" in found.text or "from 3 to 7" in found.text
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_library_result() -> None:
     words = ["require", "bandwidth", "--to", "scaling>0.9", "--model", "resnet50"]
     words += ["--device", "v100", "--arch", "ring", "--workers", "16"]

@@ -114,6 +114,7 @@ def test_what_is_impossible_is_counted_by_reason() -> None:
 ARCHITECTURES = ("ring", "zero1", "zero2", "zero3", "ps")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("links_apart")
 @pytest.mark.parametrize("framework", thinned(["megatron", "torchtitan"]))
 def test_a_random_sample_equals_predictions(framework: str) -> None:

@@ -135,7 +135,7 @@ def test_order_statistics_equal_the_integral(case: tuple[int, int, float, str]) 
     equals_the_integral(expected_order_statistic, case)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("case", CASES)
 def test_canary_another_spread_is_noticed(case: tuple[int, int, float, str]) -> None:
     def wrong(rank: int, n: int, cv: float, kind: str) -> float:

@@ -56,6 +56,7 @@ def packed(tokens: int, mean: float, spread: float, sequences: int, seed: int) -
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mean", "spread", "sequences", "devices"),
     thinned(

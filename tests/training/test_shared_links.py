@@ -118,6 +118,7 @@ def test_other_replicas_take_their_part() -> None:
 # -- against the simulation ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @examples(40)
 @given(data=st.data())
 def test_a_single_replica_is_as_fast_as_simulated(data: st.DataObject) -> None:

@@ -77,6 +77,7 @@ def fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fitted.write("dlperf", {"few/a": Entry(7), "few/b": Entry(9), "all": Entry(99)})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fits")
 def test_all_parts_of_a_source_are_written() -> None:
     text = page([source([0.01, -0.02, 0.03])], {"between": [Estimate("between", "net", 0.25)]})
