@@ -78,6 +78,7 @@ def test_canary_a_read_before_the_completed_update_is_noticed(
     assert mean_staleness(workers, together, "fine") != pytest.approx(wrong, rel=0.05)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("threads", [1, 4])
 @pytest.mark.parametrize("options", [{}, {"duplex": True}, {"servers": 2, "duplex": True}])
 def test_it_holds_for_any_network_and_any_service(options: dict[str, Any], threads: int) -> None:

@@ -81,22 +81,24 @@ def test_canary_without_couplings_the_transient_is_taken_for_the_steady_state(
 
 
 def ring(workers: int, jitter: float) -> Job:
-    return perfmodel.make_job(
-        **RESNET,
-        workers=workers,
-        arch="d_psgd",
+    return job(
+        workload([0.1], [0.2], [1e7]),
+        cluster(1e9),
+        workers,
+        "d_psgd",
         stragglers=(Straggler(0, 1.2),),
-        jitter=jitter,
+        jitter=perfmodel.Jitter(jitter),
     )
 
 
 @pytest.mark.slow
 def test_a_delay_that_travels_one_neighbour_an_iteration_reaches_all() -> None:
-    """In the long run, every worker of a ring is as slow as the slowest with its jitter."""
-    workers = 48
+    """In the long run, every worker of a ring is as slow as the slowest with its jitter: after the 96
+    iterations in which the delay goes half around it. Before, the pace is 17 % higher."""
+    workers = 192
     found = perfmodel.predict(ring(workers, 0.05))
     graph = build_graph(ring(workers, 0.05))
-    steady = 128.0 * pace(graph, 7, 4 * workers, 6 * workers)
+    steady = pace(graph, 7, 4 * workers, 6 * workers)
     assert found.throughput_samples_per_s == pytest.approx(
         steady, rel=found.throughput_ci_fraction + 0.002
     )

@@ -160,6 +160,7 @@ def drawn_pace_s(
     return float(ends[180 * passes - 1] - ends[60 * passes - 1]) / 120
 
 
+@pytest.mark.slow
 @examples(30)
 @given(data=st.data())
 def test_the_pace_is_that_of_a_long_drawn_schedule(data: st.DataObject) -> None:

@@ -235,6 +235,7 @@ def test_d_psgd_averages_with_neighbours_as_they_were() -> None:
 # -- properties --------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @third_of_variants()
 @examples(4)
 @given(data=st.data())
@@ -261,6 +262,7 @@ def test_staleness_is_the_engines(arch: str, options: dict[str, Any], data: st.D
             assert wrong.staleness_histogram() != seen  # the canary: updates that count twice
 
 
+@pytest.mark.sampled(4)
 @third_of_variants()
 @examples(2)
 @given(data=st.data())

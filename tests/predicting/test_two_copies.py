@@ -293,7 +293,7 @@ def jobs(draw: st.DrawFn) -> Job:
     )
 
 
-@examples(25)
+@examples(10)
 @given(data=st.data())
 def test_laws_hold(data: st.DataObject) -> None:
     one = data.draw(jobs())

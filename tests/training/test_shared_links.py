@@ -142,7 +142,7 @@ def test_a_single_replica_is_as_fast_as_simulated(data: st.DataObject) -> None:
 def test_most_single_replicas_are_exact() -> None:
     rng = np.random.default_rng(5)
     errors = []
-    for schedule, ranks in [("1f1b", 3), ("1f1b", 4), ("gpipe", 4), ("zb_h1", 4)] * 6:
+    for schedule, ranks in [("1f1b", 3), ("1f1b", 4), ("gpipe", 4), ("zb_h1", 4)] * 2:
         times = list(map(tuple, rng.uniform(0.5, 2.0, (ranks, 2)).tolist()))
         one = made(times, 6, float(rng.choice([0.3, 1.0, 2.0])), schedule, transfers="ahead")
         fine, coarse = (predict(one, fidelity=way).iteration_s for way in ("fine", "coarse"))
