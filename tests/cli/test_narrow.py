@@ -51,6 +51,7 @@ def lost(wide: str, narrow: str) -> Counter[str]:
     return Counter({word: n for word, n in words.items() if word not in left})
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_answers_fit(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     wide = printed_here(monkeypatch, command.split(), 1000)

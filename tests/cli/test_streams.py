@@ -196,6 +196,7 @@ def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="runs sh")
 def test_an_imported_trace_is_predicted_through_a_pipe(tmp_path: Path) -> None:
     data_parallel().to(tmp_path / "trace.json")

@@ -93,12 +93,12 @@ def ring(workers: int, jitter: float) -> Job:
 
 @pytest.mark.slow
 def test_a_delay_that_travels_one_neighbour_an_iteration_reaches_all() -> None:
-    """In the long run, every worker of a ring is as slow as the slowest with its jitter: after the 96
-    iterations in which the delay goes half around it. Before, the pace is 17 % higher."""
+    """In the long run, every worker of a ring is as slow as the slowest with its jitter: after the
+    96 iterations in which the delay goes half around it. Before, the pace is 17 % higher."""
     workers = 192
     found = perfmodel.predict(ring(workers, 0.05))
     graph = build_graph(ring(workers, 0.05))
-    steady = pace(graph, 7, 4 * workers, 6 * workers)
+    steady = pace(graph, 7, 4 * workers, 40 * workers)
     assert found.throughput_samples_per_s == pytest.approx(
         steady, rel=found.throughput_ci_fraction + 0.002
     )

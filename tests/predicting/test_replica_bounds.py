@@ -48,6 +48,7 @@ def test_equal_stages_by_hand() -> None:
     assert least.step_s == pytest.approx(PART * slowdown_of(job) * by_hand, rel=1e-12)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "more",
     [
@@ -63,6 +64,7 @@ def test_no_layout_is_faster(more: dict[str, Any]) -> None:
     assert np.median(parts) > 0.7
 
 
+@pytest.mark.slow
 def test_no_layout_of_packed_sequences_is_faster() -> None:
     """Micro-batches that differ only add waits to the mean."""
     job = made(devices=16, sequence_length=32768, document_length=2000, document_spread=2.0)

@@ -92,6 +92,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("schedule", "ranks", "passes", "transfers"), thinned(CASES, 6))
 def test_steps_take_as_long_as_in_simgrid(
     schedule: str, ranks: int, passes: int, transfers: str
@@ -108,6 +109,7 @@ def test_steps_of_other_stages_take_as_long_as_in_simgrid(
     assert abs(gap(*drawn(schedule, ranks, passes, transfers, seed))) < AGREED
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("replicas", thinned([2, 3]))
 @pytest.mark.parametrize(
     ("schedule", "ranks", "passes", "transfers"), [c for c in CASES if c[3] == "ahead"][::3]

@@ -76,6 +76,7 @@ def test_canary_a_missing_path_is_noticed(monkeypatch: pytest.MonkeyPatch) -> No
     assert off(*both(one, monkeypatch)) > 1e-3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", [{}, {"servers": 2}])
 def test_layers_cost_little_more_than_the_whole(options: dict[str, Any]) -> None:
     """Measured in the same run. A walk through the layers would cost a hundred times as much."""

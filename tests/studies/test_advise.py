@@ -55,6 +55,7 @@ def test_every_rule_applies_to_some_job(advice: dict[str, Advice]) -> None:
     assert said == {rule.name for rule in RULES}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("arch", ["ps", "ring", "local_sgd", "easgd"])
 def test_flags_give_the_stated_gain(arch: str) -> None:
     found = advise(**SLOW, arch=arch)

@@ -217,6 +217,7 @@ def test_shards_are_readable_tables(tmp_path: Path, kind: str) -> None:
     assert rates == [p.throughput_samples_per_s for p in found.predictions]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fidelity", ["coarse", "fine"])
 @pytest.mark.parametrize("arch", registry.names())
 def test_a_saved_prediction_round_trips(arch: str, fidelity: api.Fidelity) -> None:

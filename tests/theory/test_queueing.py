@@ -158,6 +158,7 @@ def samples(name: str) -> tuple[Measures, ...]:
     return tuple(runs(graph, net.rel_ci))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", thinned(NETWORKS))
 def test_product_form_networks_match_mva(name: str) -> None:
     """Throughput, utilisation and residence times; Little's law gives queue lengths from these."""
@@ -253,6 +254,7 @@ SUBTLE = ("fixed service, one at a time", "half as random")
 """Off by about 3 %, which needs longer runs to distinguish from chance."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("error", thinned(WRONG, 3))
 def test_a_wrong_network_is_noticed(error: str) -> None:
     expected, _, _ = exact(4, 3.0, [FIFO])
