@@ -196,6 +196,7 @@ def test_hierarchical_by_hand(each_send: bool) -> None:
     assert found == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("each_send", [False, True])
 def test_a_flat_ring_by_hand(each_send: bool) -> None:
     """8 GB: each of 8 rings moves 2 x 63/64 of 1 GB over a NIC of 50 GB/s."""
@@ -253,6 +254,7 @@ def busiest(p: Prediction) -> float:
     return max(p.utilisation.links.values(), default=0.0)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("devices", "nics", "workers"), LAYOUTS)
 @pytest.mark.parametrize(("arch", "options"), SYNCHRONOUS)
@@ -286,6 +288,7 @@ ASYNCHRONOUS: list[tuple[str, dict[str, Any], int, int]] = [
 """Architecture, options, devices of a node, workers."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("arch", "options", "devices", "workers"), thinned(ASYNCHRONOUS, 3))
 def test_asynchronous_formulas_are_near(
@@ -370,6 +373,7 @@ def test_measured_collectives_never_overload_a_link() -> None:
 # -- auto ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("size", [1.0, 1e4, 1e6, 1e8])
 @pytest.mark.parametrize("workers", [2, 8, 64, 512])
 def test_auto_is_the_fastest(size: float, workers: int) -> None:

@@ -249,6 +249,7 @@ def test_iterations_that_end_at_one_instant(mark: int) -> None:
     same_period(graph)
 
 
+@pytest.mark.slow
 def test_many_tokens_under_way() -> None:
     """An op that waits for an instance many iterations back, in a process with a time limit."""
     program = (
@@ -356,6 +357,7 @@ def relaxed(graph: OpGraph) -> OpGraph:
     )
 
 
+@pytest.mark.sampled(3)
 @third_of_variants()
 def test_no_architecture_beats_its_cycles(arch: str, options: dict[str, Any]) -> None:
     """If ops differ between iterations, the relaxed graph's cycles are the bound."""

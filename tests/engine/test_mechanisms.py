@@ -119,6 +119,7 @@ def share_of(options: dict[str, Any], arch: str) -> float:
     return float(probability / period)
 
 
+@pytest.mark.sampled(4)
 @unplanned
 def test_a_layer_ends_when_its_gradients_are_handed_over(
     arch: str, options: dict[str, Any]
@@ -201,6 +202,7 @@ def neighbours(workers: int, devices: int) -> list[int]:
     return [nodes.count(node) - 1 for node in nodes]
 
 
+@pytest.mark.sampled(9)
 @each_with(("workers", "devices"), [(4, 1), (2, 4), (4, 2), (3, 2)])
 def test_full_nodes_slow_their_workers(
     arch: str, options: dict[str, Any], workers: int, devices: int
@@ -251,6 +253,7 @@ def test_neighbours_and_slow_nodes_combine() -> None:
 # -- loaders that devices share --------------------------------------------------------------------
 
 
+@pytest.mark.sampled(9)
 @each_with(
     ("devices", "loaders", "longer"), [(1, 1, 1.0), (2, 2.5, 1.0), (4, 1.6, 2.5), (2, 1, 2.0)]
 )
@@ -325,6 +328,7 @@ def test_where_workers_are_placed() -> None:
             assert where.devices_at(node, workers) == nodes[:workers].count(node)
 
 
+@pytest.mark.sampled(7)
 @each_with(("devices", "parts"), [(1, (1, 1, 1, 1)), (2, (2, 2)), (3, (3,))])
 def test_a_part_of_each_node_equals_a_smaller_node(
     arch: str, options: dict[str, Any], devices: int, parts: tuple[int, ...]
@@ -423,6 +427,7 @@ def test_exact_formulas_plan_messages_as_the_simulation_does() -> None:
     assert same or not registry.model_of(one).exact(one)
 
 
+@pytest.mark.sampled(3)
 @third_of_variants()
 @few
 @given(some=mechanisms(), devices=st.integers(1, 3), data=st.data())
@@ -456,6 +461,7 @@ CROWDED = cluster(
 COUNTS = [1, 2, 3, 6, 7, 12]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("parts", [(), (1, 3, 2)])
 @unplanned
 def test_arrays_are_many_jobs(arch: str, options: dict[str, Any], parts: tuple[int, ...]) -> None:

@@ -115,6 +115,7 @@ def check(trace: Trace) -> None:
     assert times == sorted(times), "out of order"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("arch", "options", "how"),
     [
@@ -181,6 +182,7 @@ CANARIES: dict[str, Callable[[Trace], Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("error", CANARIES)
 def test_canary_each_rule_notices_a_violation(error: str) -> None:
     """A canary for each rule."""

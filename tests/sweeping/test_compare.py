@@ -63,6 +63,7 @@ def unaccounted(p: Prediction) -> list[str]:
     return wrong
 
 
+@pytest.mark.sampled(4)
 @third_of_variants()
 def test_parts_add_up(arch: str, options: dict[str, Any]) -> None:
     work = workload([0.5, 1.0], [1.0, 1.0], [20.0, 10.0], batch_size=3, data_loading_s=0.1)
@@ -322,6 +323,7 @@ def test_a_difference_from_zero_is_none() -> None:
 PREDICT = "predict --model resnet50 --device v100 --arch ps --workers 8 --cluster ethernet-10g"
 
 
+@pytest.mark.slow
 def test_both_fidelities_and_their_difference() -> None:
     found = json.loads(run(f"{PREDICT} --sync asp --rel-ci 5% --fidelity both --json")[0])
     made = make_job(model="resnet50", device="v100", cluster="ethernet-10g", arch="asp", workers=8)
@@ -349,6 +351,7 @@ def test_a_coarse_prediction_shows_its_phases_and_its_error() -> None:
     assert lines["phases"].rstrip().endswith("of an iteration")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("sync", "chosen"), [("bsp", "coarse:"), ("asp", "fine, because")])
 def test_auto_notes_its_choice_and_the_reason(sync: str, chosen: str) -> None:
     command = f"{PREDICT} --sync {sync} --rel-ci 20% --fidelity auto --tolerance 0.1%"

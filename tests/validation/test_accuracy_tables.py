@@ -136,6 +136,7 @@ def test_a_fit_without_runs_is_refused() -> None:
         table_fits.fit([], hkbu.prior)
 
 
+@pytest.mark.slow
 def test_groups_are_held_out_one_at_a_time() -> None:
     found = table_fits.without("dnn", rings((4, 8)), hkbu.prior)
     assert found["dnn without VGG16"].dnns == ("ResNet-18",)
