@@ -66,6 +66,7 @@ def test_waiting_grows_with_workers_if_there_is_a_server(model: str, arch: str) 
     assert speedup(model, arch, 24) < 24 / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", DECENTRALISED)
 def test_without_a_server_the_bottleneck_is_avoided(arch: str) -> None:
     """Ko et al. 2021: on ResNet-50 decentralised algorithms scale far better than any with a
@@ -113,12 +114,14 @@ def test_training_gets_faster_with_workers_if_there_are_enough_servers() -> None
 # -- the network -----------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("arch", ["bsp", "asp", "ring"])
 def test_vgg_is_more_bound_by_communication_than_resnet(arch: str) -> None:
     """Ko et al. 2021: 128 M parameters and much computation, against 25 M."""
     assert speedup("vgg16", arch, 8) < speedup("resnet50", arch, 8)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("arch", ["bsp", "asp", "ring"])
 @pytest.mark.parametrize("model", ["resnet50", "vgg16"])
 def test_ten_gigabit_ethernet_binds_more_than_infiniband(model: str, arch: str) -> None:
@@ -143,6 +146,7 @@ def test_idleness_follows_latency() -> None:
     assert idle[2] == pytest.approx(0.70, abs=0.03)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("gbps", [10, 56])
 @pytest.mark.parametrize(("model", "mbytes"), [("resnet50", 100), ("vgg16", 512)])
 def test_one_server_caps_the_updates_of_all_workers(gbps: int, model: str, mbytes: int) -> None:

@@ -163,7 +163,7 @@ def autoregressive(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
     return 10.0 + np.asarray(values[100:], np.float64)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("draw", "n"), [(independent, 1024), (autoregressive, 8192)])
 def test_the_interval_has_its_stated_coverage(
     draw: Callable[[np.random.Generator, int], NDArray[np.float64]], n: int

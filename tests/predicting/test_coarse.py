@@ -155,6 +155,7 @@ def several(found: Sequence[Job]) -> int:
     return sum(one.workers > 1 for one in found)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("arch", thinned(names()))
 def test_exact_formulas_equal_the_simulation(arch: str) -> None:
@@ -167,12 +168,14 @@ def test_exact_formulas_equal_the_simulation(arch: str) -> None:
     assert (several(found) == 0) if alone else (several(found) >= 10)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("arch", thinned(names(), first=1))
 def test_exact_formulas_equal_the_simulation_on_any_cluster(arch: str) -> None:
     assert exact_jobs(arch, jobs, count=8)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("arch", ["allreduce", "p2p", "ps"])
 def test_formulas_are_exact_with_compression(arch: str) -> None:
@@ -202,6 +205,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, change: Callable[[Coarse], Coarse])
         monkeypatch.setattr(module, "model_of", lambda one: change(right(one)))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("arch", "error"),
     [
@@ -232,6 +236,7 @@ def test_canary_an_error_in_a_formula(
         exact_jobs(arch, plain_jobs, count=120, shrink=False)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("arch", sorted(set(names()) - {"gosgd"}))
 def test_canary_formulas_that_claim_too_much(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planted(monkeypatch, lambda model: replace(model, exact=lambda one: True))
@@ -258,6 +263,7 @@ def test_every_architecture_has_exact_variants() -> None:
     assert len(found) >= len(ALL) / 3
 
 
+@pytest.mark.sampled(3)
 @third_of_variants(exact_with_alike_steps)
 @few
 @given(data=st.data())
@@ -273,6 +279,7 @@ def without_a_server(arch: str, options: dict[str, Any]) -> bool:
     return arch not in ("ps", "easgd")
 
 
+@pytest.mark.sampled(4)
 @third_of_variants(without_a_server)
 @few
 @given(data=st.data())
@@ -318,6 +325,7 @@ def sound(p: Prediction, found: Phases, workers: int) -> None:
     assert p.bottleneck.resource in p.phases_s
 
 
+@pytest.mark.sampled(4)
 @third_of_variants()
 @few
 @given(data=st.data())
@@ -333,6 +341,7 @@ def test_every_job_has_a_consistent_prediction(
     assert list(frame["idle_fraction"]) == list(answer.idle_fraction.per_worker)
 
 
+@pytest.mark.sampled(4)
 @each_variant()
 def test_idle_is_the_mean_over_workers(arch: str, options: dict[str, Any]) -> None:
     """For equal workers, and for workers that wait for the slowest."""
@@ -374,6 +383,7 @@ def test_canary_an_inconsistent_prediction_is_noticed() -> None:
         sound(p, negative, 3)
 
 
+@pytest.mark.sampled(4)
 @each_variant()
 def test_a_prediction_can_be_printed(
     arch: str, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
@@ -411,6 +421,7 @@ def fuses(arch: str, options: dict[str, Any]) -> bool:
     return options.get("bucketing") == "horovod"
 
 
+@pytest.mark.sampled(4)
 @third_of_variants(lambda arch, options: not fuses(arch, options))
 @few
 @given(data=st.data())
@@ -431,6 +442,7 @@ def may_overlap(arch: str, options: dict[str, Any]) -> bool:
     return hasattr(found, "overlap") and not (found.overlap and planned)
 
 
+@pytest.mark.sampled(4)
 @third_of_variants(may_overlap)
 @few
 @given(data=st.data())
@@ -459,6 +471,7 @@ def grid(drawn: Job, step: int = 1) -> tuple[np.ndarray[Any, Any], predicting_va
     return workers, predicting_variants.evaluate(drawn, workers=workers)
 
 
+@pytest.mark.sampled(3)
 @third_of_variants(asynchronous)
 @few
 @given(data=st.data())
@@ -501,6 +514,7 @@ def test_throughput_hardly_falls_where_a_server_saturates_beyond_the_recursion()
     never_rises(1.0 / grid(drawn)[1].throughput_samples_per_s, 0.01)
 
 
+@pytest.mark.sampled(4)
 @third_of_variants(lambda arch, options: not asynchronous(arch, options))
 @few
 @given(data=st.data())
@@ -553,6 +567,7 @@ def doubled(one: Job) -> Job:
     return replace(one, workload=work, cluster=slow, options=replace(one.options, **times))
 
 
+@pytest.mark.sampled(4)
 @third_of_variants()
 @few
 @given(data=st.data())
@@ -664,6 +679,7 @@ def points(arch: str, options: dict[str, Any], seed: int) -> dict[str, Any]:
     return axes
 
 
+@pytest.mark.sampled(4)
 @third_of_variants()
 @few
 @given(data=st.data(), seed=st.integers(0, 2**32))
@@ -675,6 +691,7 @@ def test_arrays_equal_scalars(
     same_as_scalars(predicting_variants.evaluate(drawn, **axes), drawn, axes)
 
 
+@pytest.mark.sampled(4)
 @third_of_variants()
 @few
 @given(data=st.data())
@@ -943,6 +960,7 @@ def test_bands_are_declared(arch: str, options: dict[str, Any]) -> None:
 ASP = [{"sync": "asp"}, {"sync": "asp", "overlap": False}]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", ASP, ids=["overlap", "phases"])
 @pytest.mark.parametrize(("workers", "cv"), [(4, 0.1), (8, 0.3), (8, 0.6)])
 def test_staleness_of_asynchronous_workers(
@@ -968,6 +986,7 @@ def test_staleness_without_jitter_is_constant() -> None:
     assert (found.p50, found.p90, found.max) == (4, 4, 4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("options", ASP, ids=["overlap", "phases"])
 @pytest.mark.parametrize("workers", [4, 6])
 def test_a_slow_worker_among_others(options: dict[str, Any], workers: int) -> None:

@@ -8,12 +8,12 @@ from perfmodel import predict
 from tests import corpus
 from tests.settings import thinned
 
-PARTS = 20
+PARTS = 40
 TIMES, DIGITS = 1.0 + 1e-15, 1e-9
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("part", thinned(range(PARTS), 14))
+@pytest.mark.parametrize("part", thinned(range(PARTS), 28))
 def test_predictions_have_not_changed(part: int) -> None:
     exactly = corpus.same_arithmetic()
     moved = []

@@ -200,7 +200,7 @@ def routed(devices: int, tokens: int, runs: int) -> float:
     return float(loads.reshape(runs, devices, -1).sum(-1).max(1).mean() * devices / tokens / 2)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("degree", [2, 4, 8])
 def test_idleness_from_imbalance_is_that_of_a_monte_carlo(degree: int) -> None:
     job = made(expert=degree, options={"overlap": False})

@@ -237,7 +237,7 @@ def made_up(
     return found
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("always", "waiting"), [(0.02, 0.2), (0.1, 0.02)])
 def test_the_constants_are_recovered(always: float, waiting: float) -> None:
     some = made_up(always, waiting, 400)

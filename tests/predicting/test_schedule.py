@@ -367,6 +367,7 @@ def test_the_number_of_updates_is_as_requested() -> None:
     assert np.array_equal(first.time_s, result.schedule(80).time_s[: len(first)])
 
 
+@pytest.mark.slow
 def test_a_schedule_depends_on_its_seed() -> None:
     once, again, other = (predict(asynchronous(seed)).schedule(40) for seed in (1, 1, 2))
     assert np.array_equal(once.time_s, again.time_s)

@@ -35,6 +35,7 @@ def divergences(optimizer: Optimizer, workers: int) -> list[int | None]:
     return found
 
 
+@pytest.mark.slow
 def test_momentum_and_staleness_diverge() -> None:
     assert divergences(STEEP, 1) == divergences(STEEP, 2) == [None] * len(SEEDS)
     some, many = divergences(STEEP, 16), divergences(STEEP, 32)

@@ -125,6 +125,7 @@ def test_a_slow_stage_computes_longer_than_the_others() -> None:
         assert OBSERVABLES["slowest_compute_s"].value(run) == pytest.approx(alike_s * one.size)
 
 
+@pytest.mark.slow
 def test_the_rate_of_a_slow_link_is_recovered() -> None:
     """The true rate is between two of those that are tried."""
     rates_tried = [h.size for h in hypotheses(JOB, "slow link")]

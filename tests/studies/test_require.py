@@ -147,6 +147,7 @@ def test_the_period_that_a_slow_link_needs(
     assert (found.values.low, found.formula) == (least, formula)
 
 
+@pytest.mark.slow
 def test_surely_is_stricter_than_possibly() -> None:
     found = require("bandwidth", "throughput>2000", workers=16, arch="ring", **V100)
     surely, value, possibly = (

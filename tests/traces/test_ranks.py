@@ -191,7 +191,7 @@ def test_groups_that_gloo_hides_must_fit(tmp_path: Path) -> None:
         read_ranks(paths)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.skipif(not FOLDER.exists(), reason="the traces are not here")
 @pytest.mark.parametrize(
     ("name", "step_s"), [("hta_resnet50_ddp_2xA100_rank0", 0.222), ("hta_resnet50_1xV100", 0.0967)]

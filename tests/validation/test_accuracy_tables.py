@@ -110,12 +110,14 @@ def test_a_fit_recovers_the_true_parameters() -> None:
         assert step_s == pytest.approx(row.step_s, rel=0.05)
 
 
+@pytest.mark.slow
 def test_canary_another_network_is_not_recovered() -> None:
     slow = [msgspec.structs.replace(row, images_per_s=row.images_per_s / 2) for row in rings()]
     found = table_fits.fit(slow, hkbu.prior)
     assert found.values["10GbE with TCP/IP"] < 0.8 * TRUTH["10GbE with TCP/IP"]
 
 
+@pytest.mark.slow
 def test_the_job_carries_the_uncertainty_of_its_values() -> None:
     found = table_fits.fit(rings(), hkbu.prior)
     near, far = rings((16,))[0], rings((64,))[0]
