@@ -11,7 +11,7 @@ from perfmodel.base.provenance import Assumption
 from perfmodel.inputs.activations import PRODUCT
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.offload import NOTE
-from perfmodel.inputs.storage import DEFAULT, VALUE_BYTES, Lora, Storage
+from perfmodel.inputs.storage import DEFAULT, VALUE_BYTES, Lora, Storage, moved_bytes
 from perfmodel.inputs.workload import BACKWARD_OVER_FORWARD, Workload, WorkloadLayer
 
 LEAST_BITS = 16
@@ -21,6 +21,8 @@ quantised."""
 
 def with_storage(workload: Workload, decoder: Decoder | None, storage: Storage) -> Workload:
     """Return the workload with parameters, gradients and optimizer states stored as given.
+
+    Its update takes as much longer as it reads and writes more bytes.
 
     Raises
     ------
@@ -37,13 +39,22 @@ def with_storage(workload: Workload, decoder: Decoder | None, storage: Storage) 
             )
         stored = _adapted(stored, decoder, storage.lora)
     policy = storage.policy_at(workload.precision)
+    trained = stored.gradient_bytes / workload.gradient_bytes
+    usual = workload.optimizer_state_bytes * trained
     if storage.optimizer is not None:
         state = storage.state_bytes(_tensors(stored), policy)
     else:
-        trained = stored.gradient_bytes / workload.gradient_bytes
-        state = workload.optimizer_state_bytes * trained * policy.state / VALUE_BYTES
+        state = usual * policy.state / VALUE_BYTES
+    values = stored.gradient_bytes / VALUE_BYTES
+    before = moved_bytes(values, DEFAULT.policy_at(workload.precision), usual)
+    longer = moved_bytes(values, policy, state) / before
     notes = (*stored.assumptions, NOTE) if storage.offload else stored.assumptions
-    return msgspec.structs.replace(stored, optimizer_state_bytes=state, assumptions=notes)
+    return msgspec.structs.replace(
+        stored,
+        optimizer_state_bytes=state,
+        optimizer_s=stored.optimizer_s * longer,
+        assumptions=notes,
+    )
 
 
 def _tensors(workload: Workload) -> list[tuple[float, bool]]:

@@ -196,7 +196,8 @@ def workload(
         """The workload of an update of ``samples`` samples; errors call their number ``what``."""
         parts = split(timings, samples, accumulation, what)
         several = of_one_pass(whole, parts.passes)
-        step = one_pass(several, device_name, precision, parts.pass_size, software, documents)
+        given = precision, parts.pass_size, software, documents, storage
+        step = one_pass(several, device_name, *given)
         step = recomputed(with_storage(step, whole.decoder, storage), recompute)
         peaks = peaks_of(step, accelerator=_is_accelerator(step.device))
         step = msgspec.structs.replace(step, peaks=peaks)
@@ -245,6 +246,7 @@ def _in_proportion(
     batch_size: int | None,
     software: Software,
     documents: Documents | None,
+    storage: Storage,
 ) -> Workload:
     """A workload like :func:`_one_pass`, of which only the proportions of the times count.
 
@@ -257,14 +259,14 @@ def _in_proportion(
         if precision is None and profile.decoder is None:
             precision = "float32"
     try:
-        return _one_pass(profile, name, precision, batch_size, software, documents)
+        return _one_pass(profile, name, precision, batch_size, software, documents, storage)
     except NoTimesError:
         if name is None:
             raise
     if profile.decoder is not None:
-        return _one_pass(profile, SIMILAR, precision, batch_size, software, documents)
+        return _one_pass(profile, SIMILAR, precision, batch_size, software, documents, storage)
     if profile.timings:
-        return _one_pass(profile, None, None, batch_size, software, documents)
+        return _one_pass(profile, None, None, batch_size, software, documents, storage)
     return _untimed(profile, device_called(name), precision, batch_size)
 
 
@@ -329,11 +331,13 @@ def _one_pass(
     batch_size: int | None,
     software: Software,
     documents: Documents | None,
+    storage: Storage,
 ) -> Workload:
     """The workload of a profile for one pass without checkpointing, at its own sequence length."""
     timed = device_name in (None, *profile.devices) and bool(profile.timings)
     if profile.decoder is not None and not timed:
-        return _of_language(profile, device_name, precision, batch_size, software, documents)
+        given = precision, batch_size, software, documents, storage
+        return _of_language(profile, device_name, *given)
     if software.estimates:
         raise InputError(
             f"stack, launches: times of {profile.name} are not estimated from operators, as those "
@@ -386,6 +390,7 @@ def _of_language(
     batch_size: int | None,
     software: Software,
     documents: Documents | None,
+    storage: Storage,
 ) -> Workload:
     """The estimated workload of a language model with given dimensions."""
     from perfmodel.times import language_estimate
@@ -398,7 +403,7 @@ def _of_language(
             "nothing about them; give the speed of one device, or a profile that was measured on it"
         )
     known = Same(device(name)), Same(devices())
-    estimated = _estimated(profile, *known, precision, batch_size, software, documents)
+    estimated = _estimated(profile, *known, precision, batch_size, software, documents, storage)
     if device_name is not None:
         return estimated
     note = Assumption("device", name, "", "default of language models")
@@ -414,6 +419,7 @@ def _estimated(
     batch_size: int | None,
     software: Software,
     documents: Documents | None,
+    storage: Storage,
 ) -> Workload:
     """The workload of a language model on a device, which many layouts of it have in common."""
     from perfmodel.times import language_estimate
@@ -426,6 +432,7 @@ def _estimated(
         devices=others.value,
         software=software,
         documents=documents,
+        storage=storage,
     )
 
 

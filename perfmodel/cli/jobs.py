@@ -41,7 +41,7 @@ JOB_OPTIONS: tuple[tuple[str, types.Text | types.File | None, str], ...] = (
     ("--activation-checkpointing", None, "Recompute blocks in the backward pass from their input."),
     ("--accumulation", types.WHOLE, "Passes per update, splitting the batch.  [default: as timed]"),
     ("--recompute", types.RECOMPUTATION, "What backward computes again; selective: attention."),
-    ("--stack", types.STACK, "Software that estimates are for: tuned by vendors or as found."),
+    ("--stack", types.STACK, "Software of estimates: as users find it, recent, or tuned."),
     ("--launches", types.LAUNCHES, "How operators are launched.  [default: eager]"),
     ("--framework", types.FRAMEWORK, "Framework whose timings count: pytorch, or 'pytorch 2.13'."),
     ("--optimizer", types.OPTIMIZER, "Optimizer, for its memory.  [default: as in the profile]"),

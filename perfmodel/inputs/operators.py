@@ -98,14 +98,23 @@ class StackFigures(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     ``products`` holds for all but attention, such as for power limits, sums in 32 bits and small
     kernels that are not counted; ``attention`` for attention, whose kernels differ between levels
-    of software. ``error_fraction`` is the 90th percentile of the error of steps of models that
-    were not fitted to.
+    of software. ``optimizer`` is the time of an update over that of its bytes, read and written
+    once: frameworks may launch a kernel for each operation of it. ``autocast`` is by which share
+    longer kernels bound by memory take under autocast, which has norms and losses in 32 bits, and
+    casts weights; None if ``products`` contains both. ``error_fraction`` is the 90th percentile of
+    the error of steps of models that were not fitted to.
     """
 
-    RANGES: ClassVar = {"products": POSITIVE, "attention": POSITIVE, "error_fraction": NOT_NEGATIVE}
+    RANGES: ClassVar = {
+        **dict.fromkeys(("products", "attention", "optimizer"), POSITIVE),
+        "autocast": or_none(NOT_NEGATIVE),
+        "error_fraction": NOT_NEGATIVE,
+    }
 
     products: float
     attention: float
+    optimizer: float = 1.0
+    autocast: float | None = None
     error_fraction: float
     source: Source
 

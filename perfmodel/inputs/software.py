@@ -9,10 +9,11 @@ import msgspec
 from perfmodel.base.errors import unknown_name
 from perfmodel.base.units import parse
 
-AS_FOUND, TUNED = "as_found", "tuned"
+AS_FOUND, RECENT, TUNED = "as_found", "recent", "tuned"
 
 STACKS: Mapping[str, str] = {
     AS_FOUND: "frameworks as users find them, with the attention kernels that they have by default",
+    RECENT: "PyTorch of 2025 or later as it comes, which has the newest attention kernels",
     TUNED: "the newest kernels and containers, as vendors publish their results",
 }
 """Levels of software on a device, by what they mean."""

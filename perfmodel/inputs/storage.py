@@ -183,6 +183,10 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
         name = self.policy or usual
         return POLICIES[name]
 
+    def autocasts(self, precision: str) -> bool:
+        """Whether weights are kept in 32 bits and cast for products, as by PyTorch's autocast."""
+        return self.policy_at(precision) == POLICIES["amp"]
+
     def state_bytes(self, tensors: Sequence[tuple[float, bool]], policy: Policy) -> float:
         """Return the bytes of the optimizer's states.
 
@@ -215,6 +219,17 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
             values * policy.cast,
             values * policy.updating,
         )
+
+
+def moved_bytes(values: float, policy: Policy, state_bytes: float) -> float:
+    """Return the bytes that an update of ``values`` parameters reads and writes: gradients are
+    read, states and masters read and written, parameters written, and read if no master is.
+
+    >>> moved_bytes(1.0, POLICIES["fp32"], 8.0), moved_bytes(1.0, POLICIES["bf16_master"], 8.0)
+    (28.0, 28.0)
+    """
+    parameter = policy.parameter * (1.0 if policy.master else 2.0)
+    return values * (parameter + policy.gradient + 2.0 * policy.master) + 2.0 * state_bytes
 
 
 DEFAULT = Storage()

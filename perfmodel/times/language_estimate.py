@@ -27,7 +27,9 @@ from perfmodel.inputs.software import (
     Software,
     launch_s,
 )
+from perfmodel.inputs.storage import DEFAULT, Storage
 from perfmodel.inputs.workload import Workload, resolve
+from perfmodel.theory.memory_bound import ACHIEVED
 from perfmodel.theory.packing import Documents
 from perfmodel.times.frameworks import FRAMEWORK_ERROR
 from perfmodel.times.operator_times import (
@@ -58,6 +60,9 @@ LAUNCHED_ERROR = dict(SINGLE_SIZE_ERROR)[4.0]
 """Error where launches determine the step time: that of the rule for other models, from one batch
 size to another up to four times larger or smaller."""
 
+CAST = 1.5
+"""Bytes that casting a value from 32 to 16 bits, or back, reads and writes, over its own."""
+
 MXFP8 = "mxfp8"
 """Precision of 8 bits with scales as those of 4 bits have."""
 
@@ -71,6 +76,7 @@ def estimate(
     devices: Mapping[str, Device],
     software: Software = UNSAID,
     documents: Documents | None = None,
+    storage: Storage = DEFAULT,
 ) -> Workload:
     """Estimate a language model's workload on a device that it was not measured on.
 
@@ -80,9 +86,11 @@ def estimate(
     not tuned, parts of what is bound by memory are kernels of their own. Both passes take at
     least as long as the host launches their operators
     (:func:`perfmodel.inputs.software.launch_s`). The optimizer (Adam) reads parameters, gradients
-    and its state, and writes parameters and state, at memory bandwidth; weights of products with 8
-    bits are cast then. Attention stays inside ``documents`` (:mod:`perfmodel.times.packed`).
-    Nothing is measured of products in 4 bits: the interval reaches the time that 8 bits take.
+    and its state, and writes parameters and state, at memory bandwidth, and takes as much longer as
+    the level of software says; weights of products with 8 bits are cast then. ``storage`` says
+    whether autocast casts weights. Attention stays inside ``documents``
+    (:mod:`perfmodel.times.packed`). Nothing is measured of products in 4 bits: the interval reaches
+    the time that 8 bits take.
 
     Raises
     ------
@@ -98,7 +106,8 @@ def estimate(
     size = BATCH_SIZE if batch_size is None else whole_number("batch_size", batch_size)
     profile = with_layers(profile, precision)
     stack = stack_of(target, software.stack or AS_FOUND, devices)
-    factors = Factors(stack.products, stack.attention)
+    autocast = stack.autocast if storage.autocasts(precision) else None
+    factors = Factors(stack.products, stack.attention, 1.0 + (autocast or 0.0))
     level, launches = software.stack or AS_FOUND, software.launches or EAGER
     fused = level == TUNED or launches in (COMPILED, GRAPHS)
 
@@ -106,6 +115,8 @@ def estimate(
         return layers_s(target, layers, size, at, devices, factors, fused=fused)
 
     seconds, varying = packed(profile.layers, documents, times)
+    if autocast is not None:
+        seconds = _with_casts(profile.layers, seconds, target)
     error = _stack_error(stack, software, profile.layers, seconds, target, devices)
     error = _with_experts(error, profile.layers, seconds, target, precision, devices)
     if precision in FOUR_BITS:
@@ -126,7 +137,7 @@ def estimate(
         error = LAUNCHED_ERROR
         notes.insert(1, note)
     state = profile.optimizer_state_bytes_per_parameter_byte
-    moved = (3.0 + 2.0 * state) * profile.parameter_bytes
+    moved = (3.0 + 2.0 * state) * profile.parameter_bytes * stack.optimizer
     moved += weight_casts_bytes(target, profile.layers, precision)
     timing = Timing(
         device=target.name,
@@ -142,6 +153,16 @@ def estimate(
     kernels = kernels_of(profile.layers), most_kernels_of(profile.layers)
     slow_host = max(slowest_s(launches, *kernels) / max(launched_s, alone_s), 1.0)
     return msgspec.structs.replace(estimated, among_several=True, slow_host=slow_host)
+
+
+def _with_casts(
+    layers: Sequence[Layer], seconds: Sequence[tuple[float, float]], target: Device
+) -> list[tuple[float, float]]:
+    """Return the seconds of layers with the casts of their weights to 16 bits, and of the gradients
+    of these to 32."""
+    bandwidth = ACHIEVED * target.memory_bandwidth_bytes_per_s
+    cast_s = [CAST * sum(tensor.bytes for tensor in one.tensors) / bandwidth for one in layers]
+    return [(f + c, b + c) for (f, b), c in zip(seconds, cast_s, strict=True)]
 
 
 def _reaching(

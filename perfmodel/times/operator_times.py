@@ -55,10 +55,12 @@ Group = tuple[tuple[OperatorShape, ...], bool]
 
 
 class Factors(NamedTuple):
-    """By how much longer attention, and all else, take than alone."""
+    """By how much longer attention, and all else, take than alone; of all else, kernels bound by
+    memory take ``memory_bound`` times as long again."""
 
     products: float = 1.0
     attention: float = 1.0
+    memory_bound: float = 1.0
 
 
 ALONE = Factors()
@@ -99,7 +101,7 @@ def layers_s(
     seconds *= factors.attention / factors.products
     at.add_products(groups, seconds)
     at.add_grouped(groups, seconds)
-    at.add_memory_bound(groups, seconds, fused)
+    at.add_memory_bound(groups, seconds, factors.memory_bound, fused)
     seconds *= factors.products
     rows: list[list[float]] = seconds.tolist()
     return [(rows[i][0], rows[i][1]) for i in indices]
@@ -354,9 +356,9 @@ class _At(NamedTuple):
         np.add.at(seconds[:, 1], owners, BACKWARD * forward)
 
     def add_memory_bound(
-        self, groups: Mapping[Group, int], seconds: Floats, fused: bool = True
+        self, groups: Mapping[Group, int], seconds: Floats, factor: float, fused: bool
     ) -> None:
-        """Add all operators that are bound by memory."""
+        """Add all operators that are bound by memory, which take ``factor`` times as long."""
         owners, operators = _of_kind(groups, MemoryBound)
         if not operators:
             return
@@ -366,7 +368,7 @@ class _At(NamedTuple):
             values *= np.array([[m.unfused] for m in operators])
         values[:, 1] += [m.fixed_backward_values for m in operators]
         kernels = np.array([m.kernels for m in operators], dtype=np.float64)[:, None]
-        np.add.at(seconds, owners, self._moving_s(values, kernels))
+        np.add.at(seconds, owners, factor * self._moving_s(values, kernels))
 
 
 def _of_kind(groups: Mapping[Group, int], kind: type[Kind]) -> tuple[list[int], list[Kind]]:

@@ -215,6 +215,8 @@ class Stack(NamedTuple):
 
     products: float
     attention: float
+    optimizer: float
+    autocast: float | None
     devices: tuple[str, ...]
     alike: bool
     error_fraction: float
@@ -224,8 +226,8 @@ def stack_of(device: Device, name: str, others: Mapping[str, Device]) -> Stack:
     """Return how much longer training takes than its operators on a device, with a level of
     software: its own factors or those of its chip, else of its architecture.
 
-    An architecture that has another level only has that times the mean ratio of both levels; all
-    other devices have the mean of all factors.
+    An architecture that has other levels only has the newest times the mean ratio of both levels;
+    all other devices have the mean of all factors.
 
     Raises
     ------
@@ -241,13 +243,15 @@ def stack_of(device: Device, name: str, others: Mapping[str, Device]) -> Stack:
     found = Stack(
         mean.of("products"),
         mean.of("attention"),
+        mean.of("optimizer"),
+        mean.of("autocast") if all(one.autocast is not None for _, one in nearest) else None,
         tuple(one.name for one, _ in nearest),
         bool(same),
         max(figures.error_fraction for _, figures in nearest),
     )
     if any(one.architecture == device.architecture for one, _ in nearest):
         return found
-    for other in STACKS:
+    for other in reversed([*STACKS]):
         alike = [
             (one, own.stacks[other])
             for one, own in known
