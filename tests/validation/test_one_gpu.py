@@ -32,7 +32,7 @@ def test_the_page_shows_what_the_command_prints(
 def test_recent_software_holds_on_a_device_that_it_was_not_fitted_to() -> None:
     found = validate(read_cases(H200))
     decoders = found.summaries()["decoders"]["step_s"]
-    assert decoders.n == 10
+    assert decoders.n == 11
     assert decoders.median < 0.08
     assert decoders.p90 < 0.15
     assert found.coverage()["decoders"] >= 0.9
