@@ -124,11 +124,11 @@ def _place(error: BaseException) -> str:
 
 
 def _built(spec: str) -> Built:
-    """Make a model on the device *meta*, or elsewhere if its function needs values."""
+    """Make a model on the device *meta*, or elsewhere if its function or a library needs values."""
     try:
         with import_torch().device(META):
             return build(spec)
-    except InputError as error:
+    except (InputError, RuntimeError) as error:
         if not _of_meta(error.__cause__ or error):
             raise
     return build(spec)

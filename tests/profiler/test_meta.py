@@ -18,7 +18,7 @@ from perfmodel.cli import cli  # noqa: E402
 from perfmodel.inputs.operator_shapes import Attention, MemoryBound, Product  # noqa: E402
 from perfmodel.inputs.profile import Profile, read_profile  # noqa: E402
 from perfmodel.inputs.profile_files import dumped  # noqa: E402
-from perfmodel.profiler import describe, record  # noqa: E402
+from perfmodel.profiler import describe, record, unmeasured  # noqa: E402
 from perfmodel.profiler.libraries import Built  # noqa: E402
 
 nn = torch.nn
@@ -97,6 +97,17 @@ def test_values_that_only_the_function_needs_are_computed() -> None:
     profile = describe("tests.profiler.test_meta:drop_rates", input_shape=(4,))
     assert profile.parameter_bytes == 4 * (16 + 4)
     assert profile.name == "drop_rates"
+
+
+def test_values_that_only_a_library_needs_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torchvision's RegNet rounds its widths as a tensor, and raises what PyTorch does."""
+
+    def regnet(spec: str) -> Built:
+        return Built(drop_rates(), spec, "test", input_shape=(4,))
+
+    monkeypatch.setattr(unmeasured, "build", regnet)
+    profile = describe("torchvision:regnet")
+    assert [layer.kind for layer in profile.layers][0] == "linear"
 
 
 def test_a_model_that_needs_values_is_refused_in_one_line() -> None:
