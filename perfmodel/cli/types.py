@@ -338,7 +338,7 @@ RECOMPUTATION = suggested(
 OTHER_RUN = Text(read_run, name="WORKERS:TIME")
 FAILURES = Text(read_failures, name="0.0005|llama-3|bloom|opt")
 CHECKPOINTING = suggested("blocking", "asynchronous")
-STACK = suggested("as_found", "tuned")
+STACK = suggested("as_found", "recent", "tuned")
 FRAMEWORK = Text(name="pytorch")
 LAUNCHES = suggested("eager", "compiled", "graphs")
 OPTIMIZER = Text(names=stored("OPTIMIZERS"))

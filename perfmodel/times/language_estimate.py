@@ -112,20 +112,15 @@ def estimate(
     fused = level == TUNED or launches in (COMPILED, GRAPHS)
 
     def times(layers: Sequence[Layer], at: str = precision) -> list[tuple[float, float]]:
-        return layers_s(target, layers, size, at, devices, factors, fused=fused)
+        alone = layers_s(target, layers, size, at, devices, factors, fused=fused)
+        return alone if autocast is None else _with_casts(layers, alone, target)
 
     seconds, varying = packed(profile.layers, documents, times)
-    if autocast is not None:
-        seconds = _with_casts(profile.layers, seconds, target)
     error = _stack_error(stack, software, profile.layers, seconds, target, devices)
     error = _with_experts(error, profile.layers, seconds, target, precision, devices)
     if precision in FOUR_BITS:
         error = _reaching(error, seconds, times(profile.layers, MXFP8))
-    why = (
-        f"attention takes {stack.attention:.2f} times as long as alone, all else "
-        f"{stack.products:.2f} times, as on {', '.join(stack.devices)}"
-    )
-    notes.insert(0, Assumption("stack", level, "", why))
+    notes.insert(0, Assumption("stack", level, "", stack.meaning))
     launched_s, note = _launches(profile.layers, launches, seconds)
     if note is None and not fused and _parts(profile.layers):
         why = "norms, rotary positions and gates are several kernels each"
@@ -136,8 +131,7 @@ def estimate(
         seconds = [(forward * longer, backward * longer) for forward, backward in seconds]
         error = LAUNCHED_ERROR
         notes.insert(1, note)
-    state = profile.optimizer_state_bytes_per_parameter_byte
-    moved = (3.0 + 2.0 * state) * profile.parameter_bytes * stack.optimizer
+    moved = _moved_bytes(profile) * stack.optimizer
     moved += weight_casts_bytes(target, profile.layers, precision)
     timing = Timing(
         device=target.name,
@@ -153,6 +147,11 @@ def estimate(
     kernels = kernels_of(profile.layers), most_kernels_of(profile.layers)
     slow_host = max(slowest_s(launches, *kernels) / max(launched_s, alone_s), 1.0)
     return msgspec.structs.replace(estimated, among_several=True, slow_host=slow_host)
+
+
+def _moved_bytes(profile: Profile) -> float:
+    """Return the bytes that Adam reads and writes in an update in 32 bits."""
+    return (3.0 + 2.0 * profile.optimizer_state_bytes_per_parameter_byte) * profile.parameter_bytes
 
 
 def _with_casts(

@@ -221,6 +221,14 @@ class Stack(NamedTuple):
     alike: bool
     error_fraction: float
 
+    @property
+    def meaning(self) -> str:
+        """What the factors say."""
+        return (
+            f"attention takes {self.attention:.2f} times as long as alone, all else "
+            f"{self.products:.2f} times, as on {', '.join(self.devices)}"
+        )
+
 
 def stack_of(device: Device, name: str, others: Mapping[str, Device]) -> Stack:
     """Return how much longer training takes than its operators on a device, with a level of

@@ -75,14 +75,14 @@ def test_parameters_of_other_networks(name: str) -> None:
 
 
 def test_a_model_without_timings_needs_only_a_device() -> None:
-    vgg = catalogue.model("vgg19")
+    vgg = catalogue.model("vgg13")
     assert not vgg.timings
-    with pytest.raises(InputError, match="device: vgg19 has no timings; name a device"):
+    with pytest.raises(InputError, match="device: vgg13 has no timings; name a device"):
         catalogue.workload(vgg)
     alone = catalogue.workload(vgg, device_name="v100", batch_size=16)
     smaller = catalogue.workload(catalogue.model("vgg11"), device_name="v100", batch_size=16)
     assert alone.error_fraction is not None
-    assert 1.5 < alone.compute_s / smaller.compute_s < 3.5  # 2.6 times the operations
+    assert 1.1 < alone.compute_s / smaller.compute_s < 2.0  # 1.5 times the operations
 
 
 def test_a_precision_without_a_timing_is_estimated() -> None:
