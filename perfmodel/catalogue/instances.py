@@ -62,7 +62,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     latency_s : one way; None if not given.
     inside_bytes_per_s : rate at which a device sends inside the node; None if not given.
     egress_usd_per_byte : price of traffic out of the region; plans do not use it.
-    source, date : of the row.
+    source, date : of the row and its on-demand price.
+    spot_source, spot_date : of the spot price; empty if not given.
     """
 
     name: str
@@ -81,6 +82,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     egress_usd_per_byte: float | None = None
     source: str = ""
     date: str = ""
+    spot_source: str = ""
+    spot_date: str = ""
     place: str = ""
 
     @property
@@ -124,6 +127,14 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     def price(self, spot: bool) -> float | None:
         """Price in USD per hour."""
         return self.spot_usd_per_h if spot else self.price_usd_per_h
+
+    def rented(self, spot: bool) -> Instance:
+        """Return the instance with the source and date of the price that is paid; those of the row
+        if none are given for its spot price."""
+        if not spot:
+            return self
+        source, date = self.spot_source or self.source, self.spot_date or self.date
+        return msgspec.structs.replace(self, source=source, date=date)
 
     def cluster(self, servers: Instance | None = None) -> Cluster:
         """A cluster of as many of these instances as a job needs.
@@ -220,6 +231,8 @@ def _instance(row: TableRow) -> Instance:
         egress_usd_per_byte=1e-9 * row.number("EgressPerGB") if row.has("EgressPerGB") else None,
         source=row.text("Source") if row.has("Source") else "",
         date=row.text("Date") if row.has("Date") else "",
+        spot_source=row.text("SpotSource") if row.has("SpotSource") else "",
+        spot_date=row.text("SpotDate") if row.has("SpotDate") else "",
         place=row.place,
     )
 
@@ -287,7 +300,7 @@ def choose(
             out.append(f"{first.label}: network bandwidth unknown (column NetworkGbps)")
         else:
             known = [row for row in several if row.place in priced]
-            chosen.append(min(known, key=lambda row: priced[row.place]))
+            chosen.append(min(known, key=lambda row: priced[row.place]).rented(spot))
     return chosen, out
 
 
@@ -313,6 +326,6 @@ def choose_servers(
             raise InputError(f"{mine[0].place}: NetworkGbps: is empty, for {name}")
         cheapest: dict[str, Instance] = {}
         for row in sorted(priced, key=lambda row: row.price(spot) or 0.0):
-            cheapest.setdefault(row.region, row)
+            cheapest.setdefault(row.region, row.rented(spot))
         chosen += cheapest.values()
     return chosen

@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel import InputError, evaluate, make_job, predict
 from perfmodel.catalogue import catalogue
-from perfmodel.catalogue.instances import choose, read_instances
+from perfmodel.catalogue.instances import choose, choose_servers, read_instances
 
 SKYPILOT = "InstanceType,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,GpuInfo,Region,AvailabilityZone,Price,SpotPrice"  # noqa: E501
 ROWS = (
@@ -92,12 +92,39 @@ def test_the_shipped_rows_have_sources_and_dates() -> None:
     assert {"V100", "P100", "T4", "A100", "H100", "A10G", "L4"} <= kinds
     for row in rows:
         assert row.source
-        assert dt.date.fromisoformat(row.date).year >= 2024
+        if row.date:
+            assert dt.date.fromisoformat(row.date).year >= 2024
+        else:
+            assert "date of the price not known" in row.source
         assert row.network_bytes_per_s is not None
         assert row.price_usd_per_h is not None
         per_device = row.price_usd_per_h / row.devices
         assert 0.3 < per_device < 20.0, row.label
     assert len({(row.name, row.accelerator, row.region) for row in rows}) == len(rows)
+
+
+def test_the_shipped_spot_prices_have_sources_and_dates_and_are_lower() -> None:
+    spot = [row for row in read_instances() if row.spot_usd_per_h is not None]
+    assert len(spot) == 24 + 8  # of AWS and Google
+    for row in spot:
+        assert row.price_usd_per_h is not None
+        assert 0.1 * row.price_usd_per_h < (row.spot_usd_per_h or 0.0) < row.price_usd_per_h
+        assert "at commit" in row.spot_source
+        dt.date.fromisoformat(f"{row.spot_date}-01"[:10])  # of a day or a month
+    rows = {row.name: row for row in spot}
+    assert rows["p5.48xlarge"].spot_usd_per_h == 19.4933
+    assert rows["a3-highgpu-8g"].spot_usd_per_h == 35.3957497
+
+
+def test_a_spot_price_has_its_own_source_and_date(tmp_path: Path) -> None:
+    head = f"{SKYPILOT},NetworkGbps,Source,Date,SpotSource,SpotDate"
+    row = "a,8,61,V100,1,V100,x,,3.0,1.0,10,list,2026-01-02"
+    rows = read_instances(written(tmp_path, f"{row},feed,2026-03", f"{row},,", head=head))
+    dated = [(one.source, one.date) for one in (rows[0], rows[0].rented(spot=False))]
+    assert dated == [("list", "2026-01-02")] * 2
+    for found in (choose(rows[:1], spot=True)[0], choose_servers(rows[:1], ["a"], spot=True)):
+        assert [(one.source, one.date) for one in found] == [("feed", "2026-03")]
+    assert rows[1].rented(spot=True) == rows[1]  # no better known
 
 
 def test_devices_exist_in_the_catalogue() -> None:

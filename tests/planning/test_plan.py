@@ -329,6 +329,17 @@ def test_the_figure_is_drawn(tmp_path: Path) -> None:
     assert plan(fidelity="coarse", **SMALL).to_image("png").startswith(b"\x89PNG")
 
 
+def test_spot_prices_are_paid_and_dated() -> None:
+    """Two nodes of p3.16xlarge cost 2 x 6.5858 USD/h, as of August 2026."""
+    found = plan(**SMALL | {"workers": [16]}, **AMOUNT, spot=True, fidelity="coarse")
+    each = next(one for one in found.ranked if one.instance == "p3.16xlarge")
+    assert each.price_usd_per_h == pytest.approx(13.1716)
+    assert each.cost_usd == pytest.approx(each.time_s / 3600.0 * 13.1716)
+    price = next(one for one in found.prices if one.instance == "p3.16xlarge")
+    assert (price.price_usd_per_h, price.date) == (6.5858, "2026-08")
+    assert price.source.startswith("AWS spot price feed")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -342,7 +353,10 @@ def test_the_figure_is_drawn(tmp_path: Path) -> None:
         ("--epochs 3", "epochs: needs dataset_size"),
         ("--objective cheap", "unknown --objective 'cheap'"),
         ("--instance p3.2xlarg", "did you mean 'p3.2xlarge'"),
-        ("--spot", "no instance type is left: p3.2xlarge (1 x V100): no spot price; p3.16xlarge"),
+        (
+            "--spot --instance Standard_NC4as_T4_v3,Standard_NC64as_T4_v3",
+            "is left: Standard_NC4as_T4_v3 (1 x T4): no spot price; Standard_NC64as_T4_v3",
+        ),
         ("--arch rings", "unknown architecture 'rings'"),
         ("--option algorithmus=ring", "option 'algorithmus' does not apply"),
         ("--workers 0", "workers: must be at least 1"),
