@@ -75,6 +75,7 @@ def test_without_a_server_the_bottleneck_is_avoided(arch: str) -> None:
     assert speedup("resnet50", arch, 24) > 1.5 * best
 
 
+@pytest.mark.slow
 def test_staleness_grows_with_workers() -> None:
     """Jia et al., IPCCC 2020, figure 8; Hermans 2017: mean N - 1 for asynchronous workers."""
     stale = [run("resnet50", "asp", n).staleness for n in (4, 8, 16)]

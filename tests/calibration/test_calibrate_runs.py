@@ -322,6 +322,7 @@ def test_two_outliers_among_24_runs_do_not_move_the_fit() -> None:
     assert not any("unlike" in note for note in right.notes)
 
 
+@pytest.mark.slow
 def test_canary_outliers_move_a_least_squares_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regression, "TOLERATED", 1e6)
     fit = fit_runs(spoilt(made(TRUTH)), fit=list(TRUTH))

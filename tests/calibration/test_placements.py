@@ -145,6 +145,7 @@ def test_links_are_recovered(fit: Placements) -> None:
     assert {each.known for each in fit.traits.values()} == {"nodes"}
 
 
+@pytest.mark.slow
 def test_steps_on_more_nodes_are_predicted(fit: Placements) -> None:
     for name in DNNS:
         assert max(errors(fit, training(name, FEW), MORE)) < 0.12

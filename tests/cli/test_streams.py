@@ -147,6 +147,7 @@ def test_a_table_is_printed_instead_of_the_answer(tmp_path: Path) -> None:
     assert (tmp_path / "table.csv").read_text() == printed
 
 
+@pytest.mark.slow
 def test_a_trace_and_a_schedule_are_printed_instead_of_the_answer(tmp_path: Path) -> None:
     job = ["predict", "--model", "alexnet", "--iterations", "3"]
     for flag, name in (("--trace", "trace.json"), ("--update-order", "schedule.npz")):

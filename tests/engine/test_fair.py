@@ -105,6 +105,7 @@ def test_independent_pools_may_share_links() -> None:
     assert shared > seen / 4
 
 
+@pytest.mark.slow
 def test_canary_a_limit_that_is_not_lowered_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "tighten", lambda *_: None)
     monkeypatch.setattr(filling, "tighten", lambda *_: None)

@@ -142,6 +142,7 @@ def rounded(value: Any) -> Any:
     return [rounded(one) for one in value] if isinstance(value, list | tuple) else value
 
 
+@pytest.mark.slow
 def test_a_bound_above_the_times_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted error in the least times of layouts like the best one rules it out."""
     kept = plan(**SPACES[0], fidelity="coarse")

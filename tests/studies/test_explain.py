@@ -55,6 +55,7 @@ def test_phases_change_places_at_the_reported_value(arch: str, options: dict[str
         assert longest(one, c.variable, c.value + (0.0 if c.variable in WHOLE else step)) == c.above
 
 
+@pytest.mark.slow
 def test_the_longest_phase_is_reported_as_dominant() -> None:
     found = explain(measured("easgd"))
     assert found.rules == next(iter(found.phases_s))

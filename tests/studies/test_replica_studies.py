@@ -90,6 +90,7 @@ def test_what_cannot_be_varied_says_so():
         formulas.formula(made)
 
 
+@pytest.mark.slow
 def test_advice_divides_the_model_otherwise_and_its_flags_do_so():
     advice = pm.advise(pm.make_job(**{**GPT, "pipeline": 4}))
     changes = {r.rule: r for r in (*advice.recommended, *advice.unsure)}

@@ -307,6 +307,7 @@ def test_figures_of_the_catalogue_are_no_predictions(tmp_path: Path) -> None:
     assert [small_tables.Row(**ROW | {"id": name}).figure for name in ids] == [True, False]
 
 
+@pytest.mark.slow
 def test_references_of_releases_and_devices_are_told_apart(tmp_path: Path) -> None:
     """The second of two releases is twice as fast: layouts of a release are met from it, and those
     of the other are predicted twice or half as long. Another device is as fast as its release."""
