@@ -11,6 +11,7 @@ from benchmarks.coarse import page
 from benchmarks.coarse.classes import FEWEST, grown
 from benchmarks.coarse.draw import Cell
 from benchmarks.coarse.measure import (
+    MANY_FROM,
     REPLICAS_FROM,
     Row,
     Store,
@@ -21,6 +22,7 @@ from benchmarks.coarse.measure import (
     simulate,
 )
 from benchmarks.coarse.speed import speeds
+from perfmodel.architectures.ps import MANY
 from perfmodel.cli.printing import tables
 from perfmodel.predicting import bands, coarse
 from perfmodel.predicting.bands import BandClass, BandTable
@@ -28,12 +30,22 @@ from perfmodel.predicting.bands import BandClass, BandTable
 MEASURING, CHECKING = 1, 2
 """Seeds of the jobs that measure the bands, and of those that check them."""
 
-OF_DEVICES, OF_REPLICAS = 4800, 2000
-"""Jobs that measure the bands, unless another number is given."""
-
 PAGES = Path(__file__).parents[2] / "docs"
-PAGE = PAGES / "formulas-against-simulation.md"
-PAGE_OF_REPLICAS = PAGES / "formulas-of-replicas.md"
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """What is drawn: the page about it, how many jobs measure the bands by default, what to add to
+    seeds, and the group, None for all that are not drawn by themselves."""
+
+    page: str
+    jobs: int
+    seeds: int = 0
+    group: str | None = None
+
+
+OF_DEVICES = Kind("formulas-against-simulation.md", 4800)
+OF_REPLICAS = Kind("formulas-of-replicas.md", 2000, REPLICAS_FROM, bands.REPLICAS)
+OF_MANY = Kind("formulas-of-many-workers.md", 96, MANY_FROM, MANY)
 
 
 @click.command()
@@ -41,7 +53,8 @@ PAGE_OF_REPLICAS = PAGES / "formulas-of-replicas.md"
 @click.option("--worst", type=int, default=0, metavar="N", help="Print the N worst jobs as well.")
 @click.option("--jobs", type=click.IntRange(24), default=None,
               help="Jobs that measure the bands; half as many check them. By default "
-              f"{OF_DEVICES}, of replicas {OF_REPLICAS}.")  # fmt: skip
+              f"{OF_DEVICES.jobs}, of replicas {OF_REPLICAS.jobs}, of many workers "
+              f"{OF_MANY.jobs}.")  # fmt: skip
 @click.option("--group", default=None, metavar="NAME",
               help="Measure the bands of this group alone again.")  # fmt: skip
 @click.option("--processes", type=click.IntRange(1), default=2, show_default=True)
@@ -52,6 +65,7 @@ PAGE_OF_REPLICAS = PAGES / "formulas-of-replicas.md"
     is_flag=True,
     help="Draw jobs whose workers are replicas of several devices instead.",
 )
+@click.option("--many", is_flag=True, help="Draw jobs of many asynchronous workers instead.")
 @click.option("--speed", is_flag=True, help="Measure how fast formulas are evaluated instead.")
 def main(
     measure: bool,
@@ -61,12 +75,14 @@ def main(
     processes: int,
     store: Path,
     replicas: bool,
+    many: bool,
     speed: bool,
 ) -> None:
     """Compare both routes on random jobs.
 
     --measure measures the bands again. A job that is not in the cache takes about 0.13 s of one
-    core, one of replicas 0.05 s; an interrupted run continues where it stopped.
+    core, one of replicas 0.05 s, one of many workers a second; an interrupted run continues
+    where it stopped.
     """
     if speed:
         reference = 0.0  # of the first case: the machine's noise affects all cases alike
@@ -79,27 +95,26 @@ def main(
         return
     store.parent.mkdir(parents=True, exist_ok=True)
     kept = Store(store)
-    more = REPLICAS_FROM if replicas else 0
-    if jobs is None:
-        jobs = OF_REPLICAS if replicas else OF_DEVICES
-    measuring = [cell(MEASURING + more, k) for k in range(jobs)] if measure else []
+    kind = OF_MANY if many else OF_REPLICAS if replicas else OF_DEVICES
+    jobs = kind.jobs if jobs is None else jobs
+    measuring = [cell(MEASURING + kind.seeds, k) for k in range(jobs)] if measure else []
     if group is not None:
         measuring = [one for one in measuring if one.group == group]
-    checking = [cell(CHECKING + more, k) for k in range(jobs // 2)]
+    checking = [cell(CHECKING + kind.seeds, k) for k in range(jobs // 2)]
     wanted = [*(measuring if measure else ()), *checking]
     with tables.progress() as advance:
         simulate(filter(known, wanted), kept, processes, advance)
     if measure:
         found = by_group(rows(measuring, kept))
         groups = {name: grown(some) for name, some in found.items() if len(some) >= 2 * FEWEST}
-        table = _joined(groups, jobs, replicas or group is not None)
+        table = _joined(groups, jobs, kind is not OF_DEVICES or group is not None)
         text = msgspec.json.format(msgspec.json.encode(table), indent=1)
         bands.PATH.write_bytes(text + b"\n")
         bands.table.cache_clear()
     checked = rows(checking, kept)
-    text = page.page(bands.table(), checked, checking, of_replicas=replicas, measured=jobs)
+    text = page.page(bands.table(), checked, checking, group=kind.group, measured=jobs)
     if measure:
-        (PAGE_OF_REPLICAS if replicas else PAGE).write_text(text)
+        (PAGES / kind.page).write_text(text)
     click.echo(text)
     by_name = {one.name: one for one in checking}
     for each in sorted(checked, key=lambda each: -abs(each.error))[:worst]:
@@ -109,7 +124,7 @@ def main(
 def _joined(groups: dict[str, BandClass], jobs: int, partly: bool) -> BandTable:
     """Return the table with new groups, and those that were not measured this time."""
     known = bands.table()
-    others = {k: g for k, g in known.groups.items() if partly or k == bands.REPLICAS}
+    others = {k: g for k, g in known.groups.items() if partly or k in page.ALONE}
     return BandTable(
         seed=known.seed if partly else MEASURING,
         drawn=known.drawn if partly else jobs,

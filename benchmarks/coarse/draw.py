@@ -99,7 +99,7 @@ def _job(draw: Draw, way: Way) -> Job:
         options["servers"] = _servers(draw, workers)
     same = chance(draw, ALIKE)
     return make_job(
-        workload=_workload(draw),
+        workload=workload(draw),
         cluster=alike(draw, arch) if same else cluster(draw, workers, arch),
         workers=workers,
         arch=arch,
@@ -135,7 +135,8 @@ def _servers(draw: Draw, workers: int) -> int:
     return 1 if chance(draw, 0.5) else int(draw.integers(1, min(workers, 8) + 1))
 
 
-def _workload(draw: Draw) -> Workload:
+def workload(draw: Draw) -> Workload:
+    """Return a model of the catalogue, or a chain of layers drawn at random."""
     if chance(draw, 0.3):
         model, batch = _one_of(draw, *MODELS), int(2 ** draw.integers(3, 8))
         profile = catalogue.model(model)

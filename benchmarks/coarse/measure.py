@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 import perfmodel
-from benchmarks.coarse import draw, draw_replicas
+from benchmarks.coarse import draw, draw_many, draw_replicas
 from benchmarks.coarse.classes import Known
 from benchmarks.coarse.draw import Cell
 from perfmodel import build_graph, predict
@@ -24,12 +24,15 @@ from perfmodel.predicting.bands import BandClass
 Progress = Callable[[int, int], None]
 
 
-REPLICAS_FROM = 100
-"""Seeds from this one on are those of jobs whose workers are replicas of several devices."""
+REPLICAS_FROM, MANY_FROM = 100, 200
+"""Seeds from these on are those of jobs whose workers are replicas of several devices, and of jobs
+with many asynchronous workers."""
 
 
 def cell(seed: int, number: int) -> Cell:
     """Return job ``number`` of a seed."""
+    if seed >= MANY_FROM:
+        return draw_many.cell(seed, number)
     return (draw_replicas if seed >= REPLICAS_FROM else draw).cell(seed, number)
 
 

@@ -12,10 +12,13 @@ from benchmarks.coarse.classes import FEWEST
 from benchmarks.coarse.draw import Cell
 from benchmarks.coarse.measure import Row, known
 from perfmodel.api import TOLERANCE
+from perfmodel.architectures.ps import MANY
 from perfmodel.predicting.bands import REPLICAS, BandClass, BandTable, narrowest
 
-TEMPLATE = Path(__file__).with_name("page.md")
-TEMPLATE_OF_REPLICAS = Path(__file__).with_name("page_replicas.md")
+ALONE = frozenset({REPLICAS, MANY})
+"""Groups with a draw and a page of their own."""
+
+TEMPLATES = {REPLICAS: "page_replicas.md", MANY: "page_many.md"}
 
 
 def page(
@@ -23,18 +26,20 @@ def page(
     found: Sequence[Row],
     drawn: Sequence[Cell],
     *,
-    of_replicas: bool = False,
+    group: str | None = None,
     measured: int | None = None,
 ) -> str:
     """Return the text of the page for the results ``found`` of the ``drawn`` jobs.
 
-    ``measured`` is the number of jobs that were drawn for the bands; by default the table's.
+    ``group`` is the one that was drawn by itself. ``measured`` is the number of jobs that were drawn for the bands; by default the table's.
     """
-    groups = {k: g for k, g in table.groups.items() if (k == REPLICAS) == of_replicas}
+    shown = {group} if group is not None else table.groups.keys() - ALONE
+    groups = {name: one for name, one in table.groups.items() if name in shown}
     table = msgspec.structs.replace(table, groups=groups)
     exact = [row for row in found if row.exact]
     return (
-        (TEMPLATE_OF_REPLICAS if of_replicas else TEMPLATE)
+        Path(__file__)
+        .with_name(TEMPLATES.get(group or "", "page.md"))
         .read_text()
         .format(
             jobs=table.drawn if measured is None else measured,

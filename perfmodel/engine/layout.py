@@ -38,6 +38,7 @@ def make_world(
     limit: int = NONE,
     record: range = range(0),
     log: bool = False,
+    within_s: float = 0.0,
 ) -> tuple[World, Kept]:
     """Return the state before the first instant, in arrays, and the argument of :func:`give_back`.
 
@@ -48,6 +49,7 @@ def make_world(
     limit : number of times each op runs, NONE for no limit.
     record : iterations to keep in the timeline.
     log : log the ops that the graph marks; such a world must not be given back.
+    within_s : least time within which the last of the staggered groups starts (s).
     """
     kept = None if log else _kept.pop(graph, None)
     if kept is None:
@@ -81,7 +83,8 @@ def make_world(
     )
     if graph.staggered:
         parts = np.append(offsets(seed, graph.n_groups), 0.0)
-        world = world._replace(late=graph.op_stagger_s * parts[graph.op_group])
+        longer = max(within_s / float(graph.op_stagger_s.max()), 1.0)
+        world = world._replace(late=longer * graph.op_stagger_s * parts[graph.op_group])
     return world, kept
 
 

@@ -10,12 +10,8 @@ from perfmodel.base.arrays import Floats, Ids
 from perfmodel.engine import codes
 from perfmodel.engine.flows import in_flight
 from perfmodel.engine.world import World, column
-from perfmodel.graph.op_graph import OpGraph
+from perfmodel.graph.op_graph import MANY_GROUPS, OpGraph
 from perfmodel.graph.rules import Batch, Every, Mailbox, Quorum
-
-MANY_GROUPS = 128
-"""Groups from which runs of a job with random starts are short: a round has as many iterations as
-there are groups, and a full server is busy from the first round on."""
 
 
 def short_runs(graph: OpGraph) -> bool:
@@ -48,6 +44,11 @@ def progress(graph: OpGraph, world: World) -> Floats:
         at, left = at[counted], left[counted]
         begun[at] -= np.clip(left / whole[at], 0.0, 1.0)
     return np.bincount(group, begun * weight, graph.n_groups).astype(np.float64)
+
+
+def busiest_s(graph: OpGraph) -> float:
+    """Return the time for which a round keeps the resource busy that is busiest (s)."""
+    return float(_work_at_busiest(graph)[0].sum())
 
 
 Weights = tuple[Ids, Ids, Floats, bool]

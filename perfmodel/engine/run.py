@@ -15,7 +15,7 @@ from perfmodel.base.errors import DeadlockError, InputError, PerfmodelError
 from perfmodel.engine import codes
 from perfmodel.engine.layout import give_back, make_world
 from perfmodel.engine.measures import Span, Totals
-from perfmodel.engine.progress import progress, short_runs
+from perfmodel.engine.progress import busiest_s, progress, short_runs
 from perfmodel.engine.state import totals
 from perfmodel.engine.stuck import (
     cycle_without_lag,
@@ -69,7 +69,12 @@ class Log(NamedTuple):
 
 
 class Simulation:
-    """A running simulation; it is a context manager, so that its memory is reused."""
+    """A running simulation; it is a context manager, so that its memory is reused.
+
+    ``steady`` selects a start for the steady state instead of the start of training: many groups
+    with staggered starts begin within the time that the busiest resource needs for a round, if that
+    is longer than their own stagger.
+    """
 
     def __init__(
         self,
@@ -81,6 +86,7 @@ class Simulation:
         limit: int = NONE,
         record: range = range(0),
         log: bool = False,
+        steady: bool = False,
     ) -> None:
         self.graph = graph
         self._log: list[Log] | None = [] if log else None
@@ -90,8 +96,9 @@ class Simulation:
         compiled = requested(compiled)
         self._loop = choose(compiled)
         self._may_be_slow = compiled is None
+        within_s = busiest_s(graph) if steady and short_runs(graph) else 0.0
         world, self._kept = make_world(
-            graph, seed, depth=depth, limit=limit, record=record, log=log
+            graph, seed, depth=depth, limit=limit, record=record, log=log, within_s=within_s
         )
         self.world = self._loop.convert(world)
         self._handle = self._loop.handle(self.world)

@@ -149,7 +149,7 @@ def run_spread(
         return NO_SPREAD
     totals: list[Totals] = []
     for run_seed in _seeds(seed, SPREAD_STARTS):
-        with Simulation(graph, run_seed, compiled) as run:
+        with Simulation(graph, run_seed, compiled, steady=True) as run:
             run.advance(warmup)
             before = run.totals()
             for k in range(1, SPREAD_RUNS + 1):
@@ -356,7 +356,7 @@ def _runs(
     fewest = FEWEST_RUNS_OF_MANY if short_runs(graph) else FEWEST_RUNS
     while len(runs) < MOST_RUNS and ci > rel_ci:
         run_seed = _seeds(seed, MOST_RUNS)[len(runs)]
-        with Simulation(graph, run_seed, compiled, depth=_FEW) as run:
+        with Simulation(graph, run_seed, compiled, depth=_FEW, steady=True) as run:
             pilot = warm_up(run, rel_ci, runs[0][1].spans if runs else 0, None)
             begin = pilot.begin
             if rounds > 0:  # with little jitter, the order of workers changes slowly

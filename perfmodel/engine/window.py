@@ -90,7 +90,7 @@ def steady_window(
         first = max(first // 2, 1)
     last = first + iterations - 1
     marks = set(graph.group_mark.tolist())
-    with Simulation(graph, seed, compiled, record=record) as run:
+    with Simulation(graph, seed, compiled, record=record, steady=True) as run:
         run.advance(first)
         begin_s, before = run.now, _done(run)
         instants = max(3 * iterations * graph.n_ops // MOST_SAMPLES, 1)
@@ -135,13 +135,13 @@ def settled_rounds(graph: OpGraph, *, seed: int = 0, compiled: bool | None = Non
                     return done
                 if done == max(MOST_PERIODIC_ROUNDS, 4 * run.span):
                     break
-    with Simulation(graph, seed, compiled) as run:
+    with Simulation(graph, seed, compiled, steady=True) as run:
         return warm_up(run, REL_CI, 0, None).begin.rounds
 
 
 def _fastest(graph: OpGraph, seed: int, rounds: int, compiled: bool | None) -> int:
     """Return the iterations of the fastest group when every group has ended ``rounds`` rounds."""
-    with Simulation(graph, seed, compiled) as run:
+    with Simulation(graph, seed, compiled, steady=True) as run:
         run.advance(rounds)
         return int(_done(run).max())
 

@@ -14,9 +14,8 @@ import msgspec
 import numpy as np
 
 from perfmodel.base.errors import InputError, TooLargeError
-from perfmodel.engine.progress import MANY_GROUPS
 from perfmodel.graph.builder import bounded
-from perfmodel.graph.op_graph import MOST, OpGraph
+from perfmodel.graph.op_graph import MANY_GROUPS, MOST, OpGraph
 from perfmodel.graph.rules import Choice, Quantum
 from perfmodel.inputs.job import Job
 

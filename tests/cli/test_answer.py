@@ -166,3 +166,31 @@ def test_a_plan_prints_what_its_first_candidate_assumes() -> None:
     assert not [line for line in answer if line.startswith("None is both")]
     everything, _ = printed(f"{command} -v")
     assert [line for line in everything if line.startswith("None is both")]
+
+
+# -- jobs that are too large to simulate ---------------------------------------------------------
+
+TOO_LARGE = "predict --model resnet50 --arch ps --sync asp --workers 10000 --servers 80"
+
+
+def test_a_job_that_is_too_large_to_simulate_is_answered_by_formulas() -> None:
+    """With the error of formulas, and the reason."""
+    answer, _ = printed(TOO_LARGE)
+    band = next(line for line in answer if line.startswith("by formulas"))
+    assert "ps asp with many workers" in band
+    assert "% interval " in answer[1]
+    note = next(line for line in answer if line.startswith("note: coarse, as simulating ps with"))
+    assert "above the limit of --max-ops 50 million" in note
+
+
+@pytest.mark.parametrize("more", ["--fidelity fine", "--iterations 5", "--trace /tmp/trace.json"])
+def test_a_simulation_that_is_asked_for_is_not_replaced(more: str) -> None:
+    done = CliRunner().invoke(cli, [*TOO_LARGE.split(), *more.split()])
+    assert done.exit_code == 2
+    assert "above the limit of --max-ops" in str(done.stderr)
+
+
+def test_formulas_of_unknown_error_replace_no_simulation() -> None:
+    more = "--option transmission=priority"
+    done = CliRunner().invoke(cli, [*TOO_LARGE.split(), *more.split()])
+    assert done.exit_code == 2

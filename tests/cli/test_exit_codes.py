@@ -84,7 +84,7 @@ measured = {step_s = 2.44}
         "predict --model resnet18 --tolerance 5%",
         "predict --workload missing.json",
         "predict --model resnet18 --trace /nowhere/trace.json",
-        "predict --model resnet50 --device v100 --workers 64 --max-ops 100",
+        "predict --model resnet50 --device v100 --workers 64 --max-ops 100 --fidelity fine",
         "predict --model resnet18 --workload - --cluster -",
         "-q predict --model resnet18 --verbose",
         "predcit",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from perfmodel import Straggler, build_graph, make_job, predict
-from perfmodel.engine import leads, progress, simulation
+from perfmodel.engine import leads, progress, run as run_module, simulation
 from perfmodel.engine.run import Simulation
 from perfmodel.engine.simulation import simulate
 from perfmodel.engine.state import moved_bytes
@@ -137,6 +137,43 @@ def test_canary_iterations_that_end_in_bursts_tell_less(monkeypatch: pytest.Monk
     by_work = float(np.std(rates(graph)))
     monkeypatch.setattr(progress, "MANY_GROUPS", 1000)
     assert float(np.std(rates(graph))) > 4.0 * by_work
+
+
+def test_many_workers_start_within_a_round_of_a_full_server() -> None:
+    """By hand: 200 updates of 0.05 s take 10 s, an iteration of a worker that is alone 3.05 s."""
+    graph = build_graph(full())
+    with Simulation(graph, 1) as run:
+        assert 2.9 < float(np.max(run.world.late)) <= 3.1
+    with Simulation(graph, 1, steady=True) as run:
+        assert 9.9 < float(np.max(run.world.late)) <= 10.0
+    few = build_graph(full(20))
+    with Simulation(few, 1, steady=True) as run:
+        assert float(np.max(run.world.late)) <= 3.1
+
+
+def both_ways() -> OpGraph:
+    """Workers that compute for 0.03 s, push 100 bytes and pull 100 bytes at 1000 bytes/s."""
+    job = make_job(
+        workload=workload([0.01], [0.02], [100.0], batch_size=4),
+        cluster=cluster(1000.0),
+        workers=150,
+        arch="asp",
+    )
+    return build_graph(job)
+
+
+def test_workers_that_have_drifted_apart_fill_both_directions() -> None:
+    """Ten iterations per second: each direction moves 1000 bytes/s all the time."""
+    found = simulate(both_ways())
+    assert float(found.iterations_per_s.sum()) == pytest.approx(10.0, rel=0.01)
+    assert np.sort(found.link_utilisation)[-2:] == pytest.approx([1.0, 1.0], abs=0.05)
+
+
+def test_canary_workers_that_start_together_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All push, then all pull, so that each direction is idle for a part of the time."""
+    monkeypatch.setattr(run_module, "busiest_s", lambda graph: 0.0)
+    found = simulate(both_ways())
+    assert float(found.iterations_per_s.sum()) < 9.6
 
 
 MANY = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ from benchmarks.coarse import page
 from benchmarks.coarse.classes import FEWEST, Known, band, grown
 from benchmarks.coarse.draw import WAYS, Cell, cell, cells
 from benchmarks.coarse.measure import (
+    MANY_FROM,
     REPLICAS_FROM,
     Store,
     by_group,
@@ -27,6 +29,7 @@ from benchmarks.coarse.measure import (
 )
 from perfmodel import make_job, predict
 from perfmodel.api import TOLERANCE
+from perfmodel.architectures.ps import MANY as MANY_ASP
 from perfmodel.architectures.registry import names
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.predicting import bands, coarse
@@ -152,7 +155,7 @@ def test_the_table_has_every_group_and_classes_that_are_large_enough() -> None:
                 yield from sizes(part)
 
     table = bands.table()
-    assert set(table.groups) == {bands.REPLICAS, *(one.group for one in first_cells()[:300])}
+    assert set(table.groups) == {bands.REPLICAS, MANY_ASP, *(o.group for o in first_cells()[:300])}
     for whole in table.groups.values():
         assert min(sizes(whole)) >= FEWEST
         assert 0.0 <= whole.median <= whole.p90
@@ -175,6 +178,33 @@ def test_declared_bands_hold_for_replicas() -> None:
             inside.append(error <= expected)
     assert len(inside) >= drawn / 6
     assert np.mean(inside) >= 0.8
+
+
+@functools.cache
+def of_many_workers() -> list[tuple[float, float]]:
+    """Error and declared band of jobs of many asynchronous workers, of a draw used neither to
+    measure bands nor to check them; the first ten with few ops."""
+    found = []
+    for number in itertools.count():
+        job = replica_cell(MANY_FROM + FRESH, number).job
+        if len(job.workload.layers) > 5 or job.options.server_count > 4:
+            continue
+        expected = coarse.error_band(job)
+        assert bands.group_of(job) in expected.text
+        assert expected.p90 is not None
+        error = float(coarse.phases(job).iteration_s) / predict(job).iteration_s - 1.0
+        found.append((error, expected.p90))
+        if len(found) == 10:
+            return found
+
+
+def test_declared_bands_hold_for_many_workers() -> None:
+    assert np.mean([abs(error) <= p90 for error, p90 in of_many_workers()]) >= 0.8
+
+
+def test_canary_formulas_of_many_workers_that_are_slower_are_noticed() -> None:
+    held = [abs(1.05 * (1.0 + error) - 1.0) <= p90 for error, p90 in of_many_workers()]
+    assert np.mean(held) < 0.5
 
 
 @pytest.mark.parametrize(

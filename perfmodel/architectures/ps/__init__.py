@@ -50,12 +50,19 @@ def memory(job: Job) -> Parts:
     return Parts(worker, with_copies(server, receive_buffers=received))
 
 
+MANY_WORKERS, MANY = 256, "ps asp with many workers"
+"""Workers from which errors of the formulas of asynchronous jobs are measured by themselves, and
+the name of that group."""
+
+
 def group(job: Job) -> str:
     """Return the group that errors of formulas are measured for: how the servers synchronise."""
     options = Options.of(job)
     sync: str = options.sync
     if sync == "ssp":  # SSP with bound 0 or without bound behaves like BSP or ASP
         sync = {0.0: "bsp", math.inf: "asp"}.get(options.staleness_bound, sync)
+    if sync == "asp" and job.workers >= MANY_WORKERS:
+        return MANY
     return f"ps {sync}{' with backup workers' if options.backup_workers else ''}"
 
 

@@ -14,6 +14,7 @@ from perfmodel.architectures.ps.demands import Demands, Flows
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, where
+from perfmodel.graph.op_graph import MANY_GROUPS
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
 from perfmodel.phases.layers import Layers, Part, Stage, Whole
@@ -394,10 +395,12 @@ def _in_lockstep(
 ) -> list[Quantity]:
     """Return the others present, corrected for lockstep if several servers hold unequal parts.
 
-    ``use`` is the utilisation of the fullest server's link by one worker.
+    ``use`` is the utilisation of the fullest server's link by one worker. Many workers have drifted
+    apart (docs/decisions/0081-many-workers-have-drifted-apart.md).
     """
     busy = minimum(q.workers * use, 1.0)
     share = where(d.fullest * q.servers > 1.0 + 1e-9, LOCKSTEP_SHARE * d.lockstep * busy**2, 0.0)
+    share = where(q.workers < MANY_GROUPS, share, 0.0)
     pulling, pushing, *rest = others
     all_others = q.workers - 1.0
     return [

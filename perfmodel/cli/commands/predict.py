@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
+from click.core import ParameterSource
 
-from perfmodel.base.errors import InputError
+from perfmodel.base.errors import InputError, TooLargeError
 from perfmodel.cli import types
 from perfmodel.cli.jobs import JobFlags, OfJobs, job_options, model_options
 from perfmodel.cli.options import (
@@ -24,6 +26,7 @@ from perfmodel.cli.verbosity import verbosity
 if TYPE_CHECKING:
     from perfmodel.api import PredictArguments
     from perfmodel.calibration.traced import Replay
+    from perfmodel.inputs.job import Job
     from perfmodel.results.prediction import Prediction
 
 
@@ -91,8 +94,8 @@ def predict(
     if fidelity == "both":
         coarse = api.predict(job, **how | {"fidelity": "coarse"})
         how["fidelity"] = "fine"
-    with progress() as advance:
-        prediction = api.predict(job, **how, progress=advance)
+    formulas_do = coarse is None and trace is None and update_order is None
+    prediction = _predicted(job, how, formulas_do=formulas_do and _by_default("fidelity"))
     written = _files(prediction, trace, update_order, updates)
     values, remedy = None, ""
     if prediction.memory.shortage(prediction.device):
@@ -122,6 +125,29 @@ def predict(
         from perfmodel.cli.printing import prediction as printing
 
         printing.prediction(prediction, worth, remedy)
+
+
+def _by_default(name: str) -> bool:
+    """Return whether an option has its default, and nobody has set that."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is ParameterSource.DEFAULT
+
+
+def _predicted(job: Job, how: Arguments, *, formulas_do: bool) -> Prediction:
+    """Predict a job: by formulas, with a note, if it is too large to simulate, their error is known
+    and ``formulas_do``, that is, nothing is asked for that only a simulation has."""
+    import perfmodel.api as api
+
+    try:
+        with progress() as advance:
+            return api.predict(job, **how, progress=advance)
+    except TooLargeError as error:
+        if not formulas_do or how.get("iterations") is not None:
+            raise
+        formulas = api.predict(job, **how | {"fidelity": "coarse"})
+        if formulas.error_band is None or formulas.error_band.p90 is None:
+            raise
+        return msgspec.structs.replace(formulas, notes=(*formulas.notes, f"coarse, as {error}"))
 
 
 def _files(
