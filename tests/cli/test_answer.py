@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from perfmodel import make_job, predict
 from perfmodel.architectures import registry
+from perfmodel.base.errors import TooLargeError
 from perfmodel.cli import cli
 from perfmodel.predicting.effects import effects
 from perfmodel.results.effects import MATTERS, Effect
@@ -185,12 +186,10 @@ def test_a_job_that_is_too_large_to_simulate_is_answered_by_formulas() -> None:
 
 @pytest.mark.parametrize("more", ["--fidelity fine", "--iterations 5", "--trace /tmp/trace.json"])
 def test_a_simulation_that_is_asked_for_is_not_replaced(more: str) -> None:
-    done = CliRunner().invoke(cli, [*TOO_LARGE.split(), *more.split()])
-    assert done.exit_code == 2
-    assert "above the limit of --max-ops" in str(done.stderr)
+    with pytest.raises(TooLargeError, match="above the limit of --max-ops"):
+        printed(f"{TOO_LARGE} {more}")
 
 
 def test_formulas_of_unknown_error_replace_no_simulation() -> None:
-    more = "--option transmission=priority"
-    done = CliRunner().invoke(cli, [*TOO_LARGE.split(), *more.split()])
-    assert done.exit_code == 2
+    with pytest.raises(TooLargeError):
+        printed(f"{TOO_LARGE} --option transmission=priority")
