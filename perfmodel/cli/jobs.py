@@ -339,7 +339,7 @@ def model_options(default: str, *more: str) -> Decorator:
         option(
             "--max-ops",
             types.NUMBER,
-            "Most operations to simulate; inf: no limit.  [default: 5e7, about 50 s]",
+            "Most operations to simulate; inf: no limit.  [default: 5e7, up to a minute]",
             metavar="5e7",
         ),
         gathered("how", MODEL_FLAGS, _predict_options),
