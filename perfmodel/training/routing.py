@@ -111,13 +111,13 @@ def routes_of(routing: RoutedLayers, kind: int) -> tuple[Sequence[Sums], Sequenc
 
 
 def between_layers(
-    b: GraphBuilder, exchanging: Exchanging, routes: Routes, made: Ids, *, forward: bool
+    b: GraphBuilder, exchanging: Exchanging, routes: Routes, made: Ids, done: Ids, *, forward: bool
 ) -> Ids:
-    """Add exchanges and waits between the layers ``made`` (workers, layers) of an action; return
-    what ends it, (workers,)."""
-    ends = exchanging.after(b, routes, made)
+    """Add exchanges and waits between the layers of an action, which begin with ``made`` and end
+    with ``done`` (workers, layers); return what ends it, (workers,)."""
+    ends = exchanging.after(b, routes, done)
     order = list(range(made.shape[1])) if forward else list(range(made.shape[1]))[::-1]
     for one, following in itertools.pairwise(order):
-        if (ends[:, one] != made[:, one]).any():
+        if (ends[:, one] != done[:, one]).any():
             b.edge(ends[:, one].copy(), made[:, following])
     return ends[:, order[-1]]

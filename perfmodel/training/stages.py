@@ -117,8 +117,8 @@ class _Stage:
                 (made[:, 0], done[:, -1]) if kind == FORWARD else (made[:, -1], done[:, 0])
             )
             if self.stage.routing is not None:
-                ended = self._routed_layers(self.stage.routing, k, made)
-                last = made[:, -1] if kind == FORWARD else made[:, 0]
+                ended = self._routed_layers(self.stage.routing, k, made, done)
+                last = done[:, -1] if kind == FORWARD else done[:, 0]
                 if (ended != last).any():  # else what was added after the last layer ends it
                     if (ends[:, k] != last).any():
                         self.b.edge(ends[:, k].copy(), ended)
@@ -209,8 +209,8 @@ class _Stage:
 
     def _by_layer(self, action: int, kind: int, chunk: int, number: int) -> tuple[Ids, Ids]:
         """Add an action layer by layer; return the ops that begin and that end each layer,
-        (workers, layers): what its devices exchange for attention, and sums of gradients, follow
-        it."""
+        (workers, layers): what its devices exchange for attention, what those that divide it sum,
+        and sums of gradients follow it."""
         layers = self.layers[chunk]
         last = number == self.job.workload.accumulation - 1 or action == self.last[chunk]
         seconds = (self.handed if last else self.plain)[kind, layers]
@@ -224,7 +224,9 @@ class _Stage:
         stage, done = self.stage, made
         exchanges = stage.forward_exchanges if kind == FORWARD else stage.backward_exchanges
         if kind in (FORWARD, BACKWARD, INPUT):
+            sums = stage.forward_sums if kind == FORWARD else stage.backward_sums
             done = self._after_layer(EXCHANGE, names, exchanges[layers], done)
+            done = self._after_layer(SUM, names, sums[layers], done)
         if action == self.last[chunk]:
             done = self._after_layer(GRADIENT_SUM, names, stage.gradient_sums[layers], done)
         if kind == FORWARD:
@@ -266,8 +268,7 @@ class _Stage:
         of_chunk = [total(sums[layers]) for layers in self.layers]
         which = np.flatnonzero(np.isin(self.order.kind, kinds))
         which = which[[of_chunk[c] != Sums() for c in self.order.chunk[which].tolist()]]
-        if label == EXCHANGE:  # of others, it follows each layer
-            which = which[~np.isin(which, list(self.detailed))]
+        which = which[~np.isin(which, list(self.detailed))]  # of others, they follow each layer
         if not len(which):
             return
         parts = [of_chunk[c] for c in self.order.chunk[which].tolist()]
@@ -320,14 +321,15 @@ class _Stage:
                     self.b.edge(np.roll(groups, k, axis=1).reshape(before.shape), made)
             ends[:, which] = made
 
-    def _routed_layers(self, routing: RoutedLayers, action: int, made: Ids) -> Ids:
-        """Add exchanges with experts between the layers of an action; return what ends it."""
+    def _routed_layers(self, routing: RoutedLayers, action: int, made: Ids, done: Ids) -> Ids:
+        """Add exchanges with experts between the layers of an action, each once a layer is ``done``
+        (workers, layers); return what ends the action."""
         kind, layers = int(self.order.kind[action]), self.layers[self.order.chunk[action]]
         sums, waits_s = routes_of(routing, kind)
         names = [f"{self._named(action)}, {name}" for name in self.workers.layer_names[layers]]
         exchanging = Exchanging(routing.workers, self.workers.index, self._path)
         routes = Routes(sums[layers], waits_s[layers], names)
-        return between_layers(self.b, exchanging, routes, made, forward=kind == FORWARD)
+        return between_layers(self.b, exchanging, routes, made, done, forward=kind == FORWARD)
 
     def _add_routing(self, routing: RoutedLayers, ends: Ids) -> None:
         """Add exchanges with experts after each action that is one op."""
