@@ -20,11 +20,27 @@ STEPS = 4
 times grow at most with the size to the power of 1.1."""
 
 
-SEND_QUEUE_BYTES = 64 * 1024
-"""What waits in the queue of a node's link while it sends 100 to 400 KB over TCP.
+SEGMENTS, QUEUE_S = 2, 2 * 1.2 / 1024
+"""What a connection keeps in the queue of a node's link: two segments, or what the link sends in
+2.34 ms.
 
-Measured apart from the runs, between three namespaces with the same links: a request of one byte
-to another node waits for 18 to 240 KB (medians at 80 to 400 Mbit/s), mostly for 50 to 65 KB.
+Linux lets a connection queue two segments, or what it sends in 1/1024 s at its pacing rate
+(``tcp_small_queue_check``), if that is more. The rate is 1.2 times the window per round trip
+(``tcp_pacing_ca_ratio``). The window grows to twice what is under way (``tcp_is_cwnd_limited``),
+which is what is in the queue, and so the round trip is the time in the queue: 2.4 times the rate of
+the link.
+"""
+
+SEGMENT_BYTES = 16 * 1024
+"""Longest segment that is handed to the queue, if a run does not say (``gso_max_size``)."""
+
+STAGE_MESSAGE_S = 0.43e-3
+"""Least latency of a message between stages of torch.distributed.pipelining, and of a request.
+
+Measured apart from the runs, between two namespaces on two slow cores: from the end of a pass to
+the beginning of the next, whose input of 4 KB is ready, 0.82 and 0.92 ms (medians of two runs with
+147 passes each), for a request and a message. gloo alone takes 0.33 ms for both; the rest is the
+runtime of the schedule.
 """
 
 
@@ -88,6 +104,8 @@ def cluster_of(
     ranks = groups.pop() if len(groups) == 1 else None
     # a stage waits for its message: the receiver has to wake up
     latency_s = net.get("msg_time_after_idle_s", {}).get("1", net["rtt_s"] / 2.0)
+    if config["mesh"]["pp"] > 1:
+        latency_s = max(latency_s, STAGE_MESSAGE_S)
     efficiency = min(net["tcp_goodput_bps"] / rate, 1.0)
     nic, *nics = [pm.Link(bits / 8, latency_s, efficiency) for bits in (rate, *config["rates_bps"])]
     return pm.Cluster(
@@ -97,6 +115,7 @@ def cluster_of(
         overrides=tuple(pm.NodeOverride(i, other) for i, other in enumerate(nics) if other != nic),
         collectives=gloo_collectives(rate, gloo, ranks),
         burst_bytes=net.get("burst", 0.0),
-        send_queue_bytes=SEND_QUEUE_BYTES,
+        send_queue_bytes=SEGMENTS * net.get("gso", SEGMENT_BYTES),
+        send_queue_s=QUEUE_S,
         source=pm.Source("measured", "the network of the same run"),
     )

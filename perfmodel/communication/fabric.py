@@ -47,7 +47,7 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
     bus : whether the devices of a node share one link inside it.
     flow_bytes_per_s : the most that one connection between two nodes carries.
     burst_bytes : what a link between nodes lets pass at once after it was idle.
-    send_queue_bytes : what a request waits for if its node's link is busy.
+    queue_bytes : what a request waits for if its node's link is busy, (nodes,).
     site : of each node, numbered among the sites that ends are at, (nodes,).
     between : what joins these sites; None if all ends are at one site.
     """
@@ -63,7 +63,7 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
     bus: bool
     flow_bytes_per_s: float = math.inf
     burst_bytes: float = 0.0
-    send_queue_bytes: float = 0.0
+    queue_bytes: Floats = np.zeros(0)
     site: Ids = np.zeros(0, np.int64)
     between: Between | None = None
 
@@ -107,7 +107,7 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
             bus=bus,
             flow_bytes_per_s=cluster.flow_bytes_per_s or math.inf,
             burst_bytes=cluster.burst_bytes,
-            send_queue_bytes=cluster.send_queue_bytes,
+            queue_bytes=np.maximum(cluster.send_queue_bytes, cluster.send_queue_s * goodput),
             site=site,
             between=between,
         )
@@ -184,6 +184,11 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
         """Return whether two ends are on different nodes (broadcast)."""
         a, z = np.broadcast_arrays(source, target)
         return np.asarray(self.place[a] != self.place[z])
+
+    def queued_bytes(self, source: ArrayLike, target: ArrayLike) -> Floats:
+        """Return how many bytes a request from one end to another waits for (broadcast)."""
+        a, z = np.broadcast_arrays(source, target)
+        return np.where(self.apart(a, z), self.queue_bytes[self.place[a]], 0.0)
 
     def between_s(self, source: ArrayLike, target: ArrayLike) -> Floats:
         """Return the one-way latency between two ends (broadcast): the greatest of the two nodes'

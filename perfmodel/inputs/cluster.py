@@ -161,6 +161,7 @@ class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
         single messages; collectives leave it out.
     send_queue_bytes : bytes of its transfers that a node holds in the queue of its link, for which
         a request of its own waits. 0: requests overtake data.
+    send_queue_s : or as many bytes as the node's link sends in this time, if these are more.
     flow_bytes_per_s : maximum rate of one connection between two nodes, for example where a single
         core copies what it receives; several connections share the links as usual. Messages on the
         same connection share its rate. None if only the links limit.
@@ -184,7 +185,7 @@ class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
         "device_spread": FRACTION,
         "loaders_per_node": or_none(Range(1.0)),
         **dict.fromkeys(("queue_bytes", "flow_bytes_per_s"), or_none(POSITIVE)),
-        **dict.fromkeys(("burst_bytes", "send_queue_bytes"), NOT_NEGATIVE),
+        **dict.fromkeys(("burst_bytes", "send_queue_bytes", "send_queue_s"), NOT_NEGATIVE),
         **dict.fromkeys(("nodes", "cpu_cores", "worker_threads"), or_none(COUNT)),
         "core_oversubscription": or_none(Range(1.0)),
         "pair_efficiency": Range(LEAST_EFFICIENCY, 1.0),
@@ -215,6 +216,7 @@ class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     queue_bytes: float | None = None
     burst_bytes: float = 0.0
     send_queue_bytes: float = 0.0
+    send_queue_s: float = 0.0
     flow_bytes_per_s: float | None = None
     sites: tuple[Site, ...] = ()
     site_links: tuple[SiteLink, ...] = ()

@@ -12,7 +12,7 @@ from perfmodel.engine.measures import CriticalOp, Measures
 from perfmodel.graph.op_graph import OpGraph, OpUse
 from perfmodel.predicting.coarse import SHOWN_SHARE
 from perfmodel.results.prediction import Bottleneck, CriticalStep
-from perfmodel.training.labels import EXCHANGE, GRADIENT_SUM, SUM, WAIT
+from perfmodel.training.labels import EXCHANGE, GRADIENT_SUM, QUEUE, SUM, WAIT
 
 LATENCY = "latency"
 
@@ -34,6 +34,7 @@ _ACTIVITIES = {
 _TOGETHER = {
     EXCHANGE: "exchanges over context-parallel devices",
     SUM: "sums over tensor-parallel devices",
+    QUEUE: "queues before sums over tensor-parallel devices",
     GRADIENT_SUM: "sums of gradients over context-parallel devices",
     WAIT: "waiting for the slowest part of sequences",
 }

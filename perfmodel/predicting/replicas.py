@@ -441,13 +441,13 @@ def _add_requests(
 ) -> Ids:
     """Add the requests for the data of ``names`` (requests,) by the devices of a stage, in
     ``shape`` (devices, requests); ``ways`` are where they leave from and go to."""
-    between, apart = network.between(*ways), network.fabric.apart(*ways)
+    between = network.between(*ways)
     return b.ops(
         "request",
         shape,
         seconds=between["latency_s"][:, None],
         path=between["path"][:, None],
-        queued_bytes=(network.fabric.send_queue_bytes * apart)[:, None],
+        queued_bytes=network.fabric.queued_bytes(*ways)[:, None],
         slot=line[:, None],
         group=(stage * shape[0] + np.arange(shape[0]))[:, None],
         axes=(*WORKERS, ("of", names)),

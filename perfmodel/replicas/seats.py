@@ -48,8 +48,8 @@ def check_span(cluster: Cluster, size: int, name: str) -> None:
 def of_groups(cluster: Cluster, size: int) -> Cluster:
     """Return the cluster in which ``size`` devices in a row count as one.
 
-    They use their links to the network as one. Measured collectives hold for single devices, and
-    are dropped if devices share nodes.
+    They use their links to the network as one, with the bursts and the queues of all. Measured
+    collectives hold for single devices, and are dropped if devices share nodes.
 
     Raises
     ------
@@ -71,6 +71,8 @@ def of_groups(cluster: Cluster, size: int) -> Cluster:
     return msgspec.structs.replace(
         cluster,
         nic=cluster.nic.times(width),
+        burst_bytes=cluster.burst_bytes * width,
+        send_queue_bytes=cluster.send_queue_bytes * width,
         nodes=None if cluster.nodes is None else cluster.nodes // many,
         devices_per_node=together,
         nics_per_node=nics,

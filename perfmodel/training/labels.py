@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-SUM, EXCHANGE, GRADIENT_SUM, WAIT = (
+SUM, QUEUE, EXCHANGE, GRADIENT_SUM, WAIT = (
     "sum over tensor-parallel devices",
+    "queue before a sum over tensor-parallel devices",
     "exchange over context-parallel devices",
     "sum of gradients over context-parallel devices",
     "wait for the slowest part of sequences",

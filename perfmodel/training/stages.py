@@ -20,7 +20,7 @@ from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, WEIGHT
 from perfmodel.replicas.stage_work import Order, order_of
 from perfmodel.training.devices import Workers
-from perfmodel.training.labels import EXCHANGE, GRADIENT_SUM, PIPELINE, SLOWEST, SUM, WAIT
+from perfmodel.training.labels import EXCHANGE, GRADIENT_SUM, PIPELINE, QUEUE, SLOWEST, SUM, WAIT
 from perfmodel.training.routing import Exchanging, Routes, between_layers, routes_of
 
 STARTS, ENDS = "actions begin", "actions end"
@@ -85,6 +85,7 @@ class _Stage:
         self.layers = [slice(end - n, end) for end, n in zip(ends, stage.chunk_layers, strict=True)]
         self.plain = seconds_of_layers(expanded(job.pass_work(reduced=False)))
         self.handed = seconds_of_layers(expanded(job.pass_work(reduced=True)))
+        self._queue_bytes = np.zeros(1)  # of each worker's node, if sums pass its link
         self._path = self._links()
         self.last = [self._last(chunk) for chunk in range(len(self.layers))]
         self.detailed = self._detailed(by_pass=by_pass)
@@ -224,9 +225,12 @@ class _Stage:
         stage, done = self.stage, made
         exchanges = stage.forward_exchanges if kind == FORWARD else stage.backward_exchanges
         if kind in (FORWARD, BACKWARD, INPUT):
-            sums = stage.forward_sums if kind == FORWARD else stage.backward_sums
+            sums = (stage.forward_sums if kind == FORWARD else stage.backward_sums)[layers]
             done = self._after_layer(EXCHANGE, names, exchanges[layers], done)
-            done = self._after_layer(SUM, names, sums[layers], done)
+            if self._queue_bytes.any():  # each message of a ring waits behind other transfers
+                sent = [one if one.bytes else Sums() for one in sums]
+                done = self._after_layer(QUEUE, names, sent, done)
+            done = self._after_layer(SUM, names, sums, done)
         if action == self.last[chunk]:
             done = self._after_layer(GRADIENT_SUM, names, stage.gradient_sums[layers], done)
         if kind == FORWARD:
@@ -251,8 +255,7 @@ class _Stage:
         return ended
 
     def _add_sums(self, ends: Ids) -> None:
-        """Add the collectives among the devices of a stage after each action, which then ends with
-        them."""
+        """Add the collectives among the devices of a stage after each action, and end it so."""
         self._add_waits(ends)
         for kinds, exchanges, sums in (
             ((FORWARD,), self.stage.forward_exchanges, self.stage.forward_sums),
@@ -267,8 +270,8 @@ class _Stage:
         """Add what devices send to each other after actions of these kinds."""
         of_chunk = [total(sums[layers]) for layers in self.layers]
         which = np.flatnonzero(np.isin(self.order.kind, kinds))
-        which = which[[of_chunk[c] != Sums() for c in self.order.chunk[which].tolist()]]
         which = which[~np.isin(which, list(self.detailed))]  # of others, they follow each layer
+        which = which[[of_chunk[c] != Sums() for c in self.order.chunk[which].tolist()]]
         if not len(which):
             return
         parts = [of_chunk[c] for c in self.order.chunk[which].tolist()]
@@ -278,7 +281,18 @@ class _Stage:
         ends[:, which] = made
 
     def _ops(self, label: str, axis: Axis, parts: Sequence[Sums], workers: int) -> Ids:
-        """Add an op of each worker for each of these collectives, (workers, parts)."""
+        """Add an op of each worker for each of these collectives, (workers, parts), or for its wait
+        in the queue of the node's link."""
+        if label == QUEUE and self._path is not None:
+            messages = 2 * (self.stage.replica.tensor - 1)
+            return self.b.ops(
+                label,
+                (workers, len(parts)),
+                path=self._path[..., :1],
+                queued_bytes=messages * self._queue_bytes[:, None],
+                group=self.workers.index[:, None],
+                axes=(("worker", None), axis),
+            )
         return self.b.ops(
             label,
             (workers, len(parts)),
@@ -354,6 +368,8 @@ class _Stage:
         each, nodes = cluster.nics_per_node, np.arange(int(node.max()) + 1)
         rates = [cluster.nic_of(one).goodput_bytes_per_s for one in nodes.tolist()]
         first = np.array([cluster.first_worker(one) for one in nodes.tolist()])
+        queued = cluster.send_queue_s * np.array(rates)
+        self._queue_bytes = np.maximum(queued, cluster.send_queue_bytes)[node]
         nic = node * each + (self.workers.index - first[node]) % each
         links = [
             self.b.links(label, np.repeat(rates, each), place=np.repeat(nodes, each))[nic]

@@ -14,6 +14,7 @@ from perfmodel.inputs.replica import Replica
 from perfmodel.inputs.sites import Site, SiteLink
 from perfmodel.predicting import replicas
 from perfmodel.replicas.seats import of_groups, positions_of, seats_of
+from perfmodel.training import stages
 from perfmodel.training.spans import paths_of, spans
 
 F_S, B_S = 1.0, 2.0
@@ -371,6 +372,31 @@ def test_sums_between_nodes_slow_gradients_that_are_reduced_meanwhile():
     made = pm.make_job(workload=workload, tensor=2, workers=2, cluster=cluster(), arch="ring",
                        options={"bucketing": "layer"})  # fmt: skip
     assert step_s(made) == pytest.approx(11.0, rel=1e-5)
+
+
+def test_gradients_are_complete_after_the_sums_of_their_layer():
+    """Two stages of two devices in two replicas, on eight nodes with 1 MB/s.
+
+    F 0-1 and 1-2, B of stage 1 2-4, and its sum of 4 MB until 8. Then B of stage 0 takes until 10,
+    its sum until 14, and its gradients of 3 MB on each device until 17, while those of stage 1 are
+    reduced from 8 to 11. If they were reduced from the end of B on, they would share the link with
+    the sum, which would end at 11, and the step at 20."""
+    layers = [pm.WorkloadLayer("layer", F_S, B_S, (6 * MB,), 1.0, backward_summed_bytes=4 * MB)] * 2
+    made = job(pm.Workload.of("made", layers), 2, 2, tensor=2,
+               options={"bucketing": "one", "overlap": False})  # fmt: skip
+    assert step_s(made) == pytest.approx(17.0, rel=1e-5)
+
+
+def test_canary_gradients_that_do_not_wait_for_sums_are_noticed(monkeypatch):
+    by_layer = stages._Stage._by_layer
+
+    def early(stage, action, kind, chunk, number):
+        made, _ = by_layer(stage, action, kind, chunk, number)
+        return made, made
+
+    monkeypatch.setattr(stages._Stage, "_by_layer", early)
+    with pytest.raises(AssertionError):
+        test_gradients_are_complete_after_the_sums_of_their_layer()
 
 
 def test_a_language_model_is_divided():

@@ -292,6 +292,7 @@ PREDICTION: dict[str, Any] = {
                 "queue_bytes": NUMBER + NOTHING,
                 "burst_bytes": NUMBER,
                 "send_queue_bytes": NUMBER,
+                "send_queue_s": NUMBER,
                 "flow_bytes_per_s": NUMBER + NOTHING,
                 "sites": [{"name": TEXT, "nodes": WHOLE}],
                 "site_links": [
