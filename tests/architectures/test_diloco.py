@@ -234,7 +234,7 @@ def test_exchanges_through_a_server_that_overlap_are_simulated() -> None:
     equal(predict(fast).iteration_s, predict(fast, fidelity="auto").iteration_s)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", ["all_reduce", "server"])
 def test_formulas_declared_exact_are_exact_for_all_overlaps(exchange: str) -> None:
     """For each number of steps between fragments, also unequal ones, and each overlap."""

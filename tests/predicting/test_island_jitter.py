@@ -51,7 +51,7 @@ def drawn_cv(devices: int, steps: int, jitter: pm.Jitter) -> float:
     return float(rounds_s.std() / rounds_s.mean())
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "steps", "kind"),
     [(8, 1, "lognormal"), (1, 4, "lognormal"), (2, 4, "gamma"), (4, 9, "lognormal")],

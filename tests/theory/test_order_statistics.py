@@ -127,10 +127,8 @@ def equals_the_integral(expected: Expected, case: tuple[int, int, float, str]) -
     assert expected(*case) == pytest.approx(integrated(*case), rel=ACCURACY)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=pytest.mark.slow if n % 3 else ()) for n, c in enumerate(CASES)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_order_statistics_equal_the_integral(case: tuple[int, int, float, str]) -> None:
     equals_the_integral(expected_order_statistic, case)
 
