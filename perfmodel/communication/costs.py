@@ -143,7 +143,7 @@ class LinkCosts(Collectives[Cost, Cost]):
         steps, sent, added = ring_use(operation, self.members.count)
         loads, flow_s = self.members.around(operation)
         if startup_s is None:
-            startup_s = self.members.latency_s(operation, int(steps))
+            startup_s = self.members.latency_s(int(steps))
         startup_s = startup_s + added * self.sizes * reduce_per_byte_s
         moved = sent * self.sizes
         moving_s = moved * max(float((loads / self.members.fabric.capacity).max()), flow_s)

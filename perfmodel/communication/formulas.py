@@ -119,7 +119,7 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
     """A ring through the workers of a group, or several if nodes have several NICs.
 
     ``use`` is the busy time for each byte that a worker sends, with the rings of all groups;
-    ``hop_s`` the latency of a step inside a site; ``flow_s`` the least time per byte on one
+    ``hop_s`` the mean latency of a step inside a site; ``flow_s`` the least time per byte on one
     connection; ``sites_s`` (workers,) the latency from the site of each worker to that of the next
     one.
     """
@@ -132,10 +132,8 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, q: Quantities, span: GroupSpan | None, operation: RingOperation) -> Ring:
         """Return the rings through the workers of each group of a job; by default of all."""
-        ring = cls._through(q, span)
-        if operation == "broadcast":
-            return ring._chain(q)
-        return ring._passed_on(q, span) if operation == "all_reduce" else ring
+        ring = cls._through(q, span)._passed_on(q, span)
+        return ring._chain(q) if operation == "broadcast" else ring
 
     @classmethod
     def _through(cls, q: Quantities, span: GroupSpan | None) -> Ring:

@@ -75,23 +75,21 @@ class Members(msgspec.Struct, frozen=True, eq=False):
         flow_s = float((part / self.fabric.flow_between(source, target).ravel()).max())
         return self.loads(path, part), flow_s
 
-    def latency_s(self, operation: RingOperation, steps: int) -> float:
+    def latency_s(self, steps: int) -> float:
         """Return the latency of ``steps`` steps round the rings.
 
-        Inside a site, each step has the latency of the longest hop there or, in an all-reduce, the
-        mean latency, for a member passes on what it receives without waiting for others. A message
-        passes the links between sites once per round, not in each step: their latencies add up
-        along the ring.
+        Each step has the mean latency of a hop, for a member passes on what it receives without
+        waiting for others. Between sites, each step has that of the longest hop inside of one, and
+        a message passes the links between them once per round: their latencies add up along the
+        ring.
         """
         if self.count == 1:
             return 0.0
         source, target = self._hops()
         hop_s = self.fabric.between_nodes_s(source, target)
-        if self.fabric.between is None and operation == "all_reduce":
+        if self.fabric.between is None:
             return steps * float(hop_s.mean(axis=-1).max())
         inside_s = float(hop_s.max())
-        if self.fabric.between is None:
-            return steps * inside_s
         more_s = np.maximum(self.fabric.between_s(source, target) - inside_s, 0.0)
         return steps * inside_s + max(
             most_along(ring, steps) for ring in more_s.reshape(-1, self.count)

@@ -116,15 +116,16 @@ PORTS = {"intra_node": IntraNode(10.0, kind="per_device")}
 CLUSTERS: dict[str, tuple[int, dict[str, Any], float]] = {
     "a node each": (5, {}, 6.4),
     "one bus carries all": (4, {"devices_per_node": 4, **JOINED}, 3 * 0.6),
-    "two busses": (8, {"devices_per_node": 4, **JOINED}, 6.0 + 0.7),
+    # seven steps of the mean latency of eight hops, of which two are between nodes
+    "two busses": (8, {"devices_per_node": 4, **JOINED}, 6.0 + 7 * 0.2 / 8),
     "ports": (4, {"devices_per_node": 4, **PORTS}, 0.6),
     # the core carries 6 bytes twice, at a third of three links
     "a core": (3, {"core_oversubscription": 3.0}, 12.0 + 0.2),
     # two rings with half of the bytes each: a core at two thirds of a link carries them 1.5 times
-    "two links": (8, {"devices_per_node": 4, "nics_per_node": 2, **PORTS}, 3.0 + 0.7),
+    "two links": (8, {"devices_per_node": 4, "nics_per_node": 2, **PORTS}, 3.0 + 7 * 0.2 / 8),
     "two links and a core": (
         *(8, {"devices_per_node": 4, "nics_per_node": 2, "core_oversubscription": 3.0, **PORTS}),
-        6.75 + 0.7,
+        6.75 + 7 * 0.2 / 8,
     ),
 }
 

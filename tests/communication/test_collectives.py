@@ -252,6 +252,15 @@ def test_a_ring_passes_on_what_single_sends_wait_for(members: int) -> None:
         equal(found, steps * (SIZE / members / 4.0 + latency_s))
 
 
+@pytest.mark.parametrize("members", [4, 8, 16])
+@pytest.mark.parametrize("operation", ["reduce_scatter", "all_gather"])
+def test_gathers_go_round_without_lockstep(operation: Any, members: int) -> None:
+    """As above: two members on a node, and a step of 0.1875 s, not 0.25 s."""
+    where = cluster(4.0, 0.25, devices_per_node=2, intra_node=IntraNode(16.0, 0.125))
+    found = LinkCosts(Members.of(where, members), np.array([SIZE])).cost(operation).seconds
+    equal(float(found[0]), (members - 1) * (SIZE / members / 4.0 + 0.1875))
+
+
 def test_the_slowest_link_sets_the_pace() -> None:
     slow = (NodeOverride(1, Link(2.0, 0.25)),)
     for name in ("ring", "halving_doubling"):
