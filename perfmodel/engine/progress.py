@@ -51,6 +51,28 @@ def busiest_s(graph: OpGraph) -> float:
     return float(_work_at_busiest(graph)[0].sum())
 
 
+OVERLOAD, LARGEST_PART = 2.0, 0.25
+"""Least load of the busiest resource, and largest part of a worker's work there that is one op, at
+which one start tells as much as several if that resource is always busy."""
+
+
+def busy_for_sure(graph: OpGraph, done: Floats, time_s: float) -> float:
+    """Return the utilisation of the busiest resource while groups make the progress ``done``,
+    (groups,), if other starts lead to the same one; else 0.
+
+    They do if a round keeps the resource busy for several uncontended iterations, and if each group
+    uses it for many ops of which none is large: then bursts dissolve (decision 0081).
+    """
+    work, _ = _work_at_busiest(graph)
+    if time_s <= 0.0 or work.sum() < OVERLOAD * float(graph.op_stagger_s.max()):
+        return 0.0
+    ops = np.flatnonzero((work > 0.0) & (graph.op_group >= 0))
+    of_group = np.bincount(graph.op_group[ops], work[ops], graph.n_groups)
+    if (work[ops] > LARGEST_PART * of_group[graph.op_group[ops]]).any():
+        return 0.0
+    return float(done @ of_group) / time_s
+
+
 Weights = tuple[Ids, Ids, Floats, bool]
 
 _weights: WeakKeyDictionary[OpGraph, Weights] = WeakKeyDictionary()
@@ -73,7 +95,17 @@ def _weighted(graph: OpGraph) -> Weights:
     return ops, group, work / whole[group], link
 
 
+_at_busiest: WeakKeyDictionary[OpGraph, tuple[Floats, bool]] = WeakKeyDictionary()
+
+
 def _work_at_busiest(graph: OpGraph) -> tuple[Floats, bool]:
+    """Return what :func:`_found_at_busiest` finds, once for each graph."""
+    if graph not in _at_busiest:
+        _at_busiest[graph] = _found_at_busiest(graph)
+    return _at_busiest[graph]
+
+
+def _found_at_busiest(graph: OpGraph) -> tuple[Floats, bool]:
     """Return the seconds for which each op keeps the resource busy that is busiest in a round, and
     whether this is a link."""
     holding = np.repeat(np.arange(graph.n_ops), np.diff(graph.hold_start))

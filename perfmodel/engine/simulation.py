@@ -20,7 +20,7 @@ from perfmodel.engine.measures import (
     Totals,
     measures,
 )
-from perfmodel.engine.progress import short_runs
+from perfmodel.engine.progress import busy_for_sure, short_runs
 from perfmodel.engine.run import Simulation
 from perfmodel.engine.state import forget_gap
 from perfmodel.engine.steady import AT_EACH_LOOK, BatchMeans, Recurrence, ci_fraction
@@ -347,8 +347,10 @@ def _runs(
 ) -> tuple[list[tuple[Totals, Pilot]], float]:
     """Return the totals of runs of at least ``rounds`` after the warm-up, and their interval.
 
-    There are as many runs as the interval needs, or fewer if they have to become longer anyway.
+    There are as many runs as the interval needs, or fewer if they have to become longer anyway; one
+    if many workers keep a resource busy all the time, so that other starts cannot be faster.
     """
+    from perfmodel.engine.leads import ties_of
     from perfmodel.engine.warmup import warm_up
 
     runs: list[tuple[Totals, Pilot]] = []
@@ -366,6 +368,10 @@ def _runs(
             runs.append((run.totals() - begin, pilot))
         if len(runs) >= fewest:
             ci = _ci(graph, [totals for totals, _ in runs])
+        elif short_runs(graph) and not ties_of(graph).any:
+            totals = runs[0][0]
+            idle = abs(1.0 - busy_for_sure(graph, totals.progress, totals.time))
+            ci = idle if idle <= RESOLUTION_OF_SHORT * rel_ci else inf
         if progress is not None:
             expected = fewest if ci == inf else _expected(len(runs), ci / rel_ci, MOST_RUNS)
             progress(len(runs), max(expected, len(runs)))

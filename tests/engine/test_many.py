@@ -176,6 +176,43 @@ def test_canary_workers_that_start_together_take_turns(monkeypatch: pytest.Monke
     assert float(found.iterations_per_s.sum()) < 9.6
 
 
+def of_small_updates(workers: int = 200) -> OpGraph:
+    """As :func:`full`, with eight updates of 0.00625 s in place of two of 0.025 s."""
+    job = make_job(
+        workload=workload([0.125] * 8, [0.25] * 8, [1.0] * 8, batch_size=4),
+        cluster=cluster(1000.0, update_per_tensor_s=FULL_S / 8.0),
+        workers=workers,
+        arch="asp",
+    )
+    return build_graph(job)
+
+
+def test_the_utilisation_of_a_full_server_by_hand() -> None:
+    """200 iterations are 10 s of work, for which workers that are alone need 3.05 s."""
+    graph = of_small_updates()
+    assert progress.busy_for_sure(graph, np.ones(200), 10.0) == pytest.approx(1.0)
+    assert progress.busy_for_sure(graph, np.ones(200), 12.5) == pytest.approx(0.8)
+    few, large = of_small_updates(100), build_graph(full())
+    assert progress.busy_for_sure(few, np.ones(100), 5.0) == 0.0  # 5 s are less than twice 3.05 s
+    assert progress.busy_for_sure(large, np.ones(200), 10.0) == 0.0  # an update is half of the work
+
+
+def test_one_start_is_enough_if_a_server_is_always_busy() -> None:
+    found = simulate(of_small_updates())
+    assert found.runs == 1
+    assert float(found.iterations_per_s.sum()) == pytest.approx(20.0, rel=found.ci_fraction)
+    assert 0.0025 <= found.ci_fraction <= 0.01
+    assert simulate(build_graph(full())).runs >= 2
+
+
+def test_canary_a_server_that_is_idle_for_a_part_needs_more_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = progress.busy_for_sure
+    monkeypatch.setattr(simulation, "busy_for_sure", lambda *given: 0.99 * right(*given))
+    assert simulate(of_small_updates()).runs >= 2
+
+
 MANY = [
     {"arch": "asp"},
     {"arch": "asp", "jitter": 0.2},
