@@ -63,7 +63,7 @@ ARGUMENTS = {
     "with the measured speed of one device it may have any name",
     f"{JOB} --cluster ethernet-10gb": f"unknown cluster 'ethernet-10gb'; did you mean 'ethernet-10g'? (known: {CLUSTERS})",
     f"{JOB} --cluster=": f"unknown cluster '' (known: {CLUSTERS})",
-    f"{JOB} --precision float16": "unknown precision for resnet18 on cpu-epyc-2core 'float16'; did you mean 'float32'? "
+    f"{JOB} --precision float31": "unknown precision for resnet18 on cpu-epyc-2core 'float31'; did you mean 'float32'? "
     "(known: float32)",
     # options of an architecture
     f"{JOB} --option serverz=2": "option 'serverz' does not apply to ps; did you mean 'servers'? "
