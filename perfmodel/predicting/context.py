@@ -31,6 +31,10 @@ BACKWARD_TIMES = 2.0
 """Bytes that backward exchanges over those of forward: keys and values, and their gradients."""
 
 
+NOTHING = Sums()
+"""What layers without keys and values exchange."""
+
+
 def with_context(
     cluster: Cluster,
     stage: Stage,
@@ -54,30 +58,24 @@ def with_context(
     replica = stage.replica
     costs = _Costs.of(cluster, replica, within)
     again = [workload.recompute == "full" and bool(block_of(layer)) for layer in layers]
-    forward = [costs.exchange(one, 1.0) for one in layers]
-    backward = [
-        costs.exchange(one, BACKWARD_TIMES + repeats)
-        for one, repeats in zip(layers, again, strict=True)
-    ]
     late = [_uneven(replica, workload) * _attention(one, workload) for one in layers]
     waits = [
         (part * one.forward_s, part * one.backward_s)
         for part, one in zip(late, layers, strict=True)
     ]
-    if replica.context_exchange in ("ring", "hierarchical"):
-        forward = [
-            _exposed(pair, replica, layer.forward_s + wait_s)
-            for pair, layer, (wait_s, _) in zip(forward, layers, waits, strict=True)
-        ]
-        backward = [
-            _exposed(pair, replica, layer.backward_s + wait_s)
-            for pair, layer, (_, wait_s) in zip(backward, layers, waits, strict=True)
-        ]
+    forward = [
+        costs.joined(layer, 1.0, layer.forward_s + wait_s)
+        for layer, (wait_s, _) in zip(layers, waits, strict=True)
+    ]
+    backward = [
+        costs.joined(layer, BACKWARD_TIMES + repeats, layer.backward_s + wait_s)
+        for layer, repeats, (_, wait_s) in zip(layers, again, waits, strict=True)
+    ]
     made = msgspec.structs.replace(
         stage,
         context_workers=within,
-        forward_exchanges=tuple(_joined(pair) for pair in forward),
-        backward_exchanges=tuple(_joined(pair) for pair in backward),
+        forward_exchanges=tuple(forward),
+        backward_exchanges=tuple(backward),
         forward_waits_s=tuple(wait_s for wait_s, _ in waits),
         backward_waits_s=tuple(wait_s for _, wait_s in waits),
     )
@@ -117,11 +115,19 @@ class _Costs:
         ends = numbers.swapaxes(1, 2).reshape(-1, replica.context)
         return cls(replica, Fabric.of(alone, here), ends, measured, here // span * within)
 
-    def exchange(self, layer: WorkloadLayer, times: float) -> _Pair:
-        """Return what a layer exchanges; keys and values pass ``times`` as often as in forward."""
-        none = Sums()
+    def joined(self, layer: WorkloadLayer, times: float, attention_s: float) -> Sums:
+        """Return what a layer exchanges that attention of so many seconds does not hide; keys and
+        values pass ``times`` as often as in forward."""
         if not layer.keys_bytes:
-            return _Pair(none, none)
+            return NOTHING
+        pair = self._exchange(layer, times)
+        if self.replica.context_exchange in ("ring", "hierarchical"):
+            pair = _exposed(pair, self.replica, attention_s)
+        return _joined(pair)
+
+    def _exchange(self, layer: WorkloadLayer, times: float) -> _Pair:
+        """Return what a layer exchanges."""
+        none = NOTHING
         way, together = self.replica.context_exchange, self.replica.context_all_to_all
         keys, all_bytes = layer.keys_bytes, layer.keys_bytes + layer.queries_bytes
         if way == "all-gather":

@@ -18,10 +18,12 @@ import numpy as np
 from perfmodel.architectures.base import architecture_of
 from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.base.errors import InputError
+from perfmodel.base.same import Same
 from perfmodel.communication.fabric import Fabric
 from perfmodel.communication.network import Network
 from perfmodel.graph.joining import JoiningBuilder
 from perfmodel.graph.op_graph import Axis, OpGraph
+from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import Options
 from perfmodel.inputs.passes import one_pass
@@ -110,14 +112,14 @@ def placed_stages(job: Job, most: int | None = None) -> list[StageJob]:
     """
     replica, within = replica_of(job), job.context_workers
     _check_versions(job)
-    cluster = of_groups(job.cluster, job.counted_as_one)
     groups = groups_of(schedule_of(replica, job.workload.accumulation))
     _check_copies(job, groups)
     positions = positions_of(job.workers, replica, within)[groups]  # (groups, copies, replicas)
     flat = np.sort(positions.reshape(len(groups), -1))
+    seated = _seats_at(Same(job.cluster), job.counted_as_one, flat.tobytes(), len(flat), most)
     jobs = []
     for number, (seats, (stage, workload)) in enumerate(
-        zip(seats_of(cluster, flat, most), stages_of(job.workload, replica, most), strict=True)
+        zip(seated, stages_of(job.workload, replica, most), strict=True)
     ):
         index = np.searchsorted(flat[number], positions[number])
         part = msgspec.structs.replace(
@@ -137,6 +139,15 @@ def placed_stages(job: Job, most: int | None = None) -> list[StageJob]:
         )
         jobs.append(StageJob(part, seats, groups[number], index))
     return jobs
+
+
+@functools.lru_cache(maxsize=64)
+def _seats_at(
+    cluster: Same[Cluster], together: int, positions: bytes, rows: int, most: int | None
+) -> tuple[Seats, ...]:
+    """Return the seats of devices at so many rows of positions, where so many count as one."""
+    at = np.frombuffer(positions, np.int64).reshape(rows, -1)
+    return tuple(seats_of(of_groups(cluster.value, together), at, most))
 
 
 def replica_of(job: Job) -> Replica:

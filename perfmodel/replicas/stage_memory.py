@@ -33,10 +33,16 @@ from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.peaks import peaks_of
 from perfmodel.inputs.recomputation import Kept, block_of, kept_of
 from perfmodel.inputs.replica import Replica, Stage
-from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
+from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, WEIGHT
 from perfmodel.pipelines.facts import stored_versions
-from perfmodel.replicas.stage_work import actions_of, boundary_bytes, schedule_of, stages_of
+from perfmodel.replicas.stage_work import (
+    actions_of,
+    boundary_bytes,
+    pass_of,
+    schedule_of,
+    stages_of,
+)
 from perfmodel.replicas.stages import chunks_of
 from perfmodel.times.tensor_parallel import with_tensors
 
@@ -104,7 +110,7 @@ def _device_works(
 ) -> tuple[DeviceWork, ...]:
     """Return what :func:`device_works` does; layouts that differ in architecture share it."""
     whole = of.value
-    layers = one_pass(expanded(whole)).layers
+    layers = pass_of(of).layers
     chunks = chunks_of(layers, replica)
     schedule = schedule_of(replica, whole.accumulation)
     share = 1.0 / replica.tensor if replica.sequence_parallel else 1.0
@@ -131,7 +137,8 @@ def _device_work(
 ) -> tuple[Workload, float]:
     """Return a device's part of the workload, and the bytes of its buffers."""
     replica, passes = stage.replica, work.accumulation
-    layers = tuple(on_device(layer, replica) for layer in one_pass(work).layers)
+    whole = one_pass(work).layers
+    layers = tuple(on_device(layer, replica) for layer in whole)
     part = with_tensors(work, layers)
     bounds = np.cumsum([0, *stage.chunk_layers]).tolist()
     chunks = [
@@ -142,32 +149,36 @@ def _device_work(
     update = peaks_of(part, accelerator=accelerator).update_bytes
     peaks = msgspec.structs.replace(part.peaks, update_bytes=update)
     endless = schedule_of(replica, passes * stage.copies).updates.kind != "flush"
-    buffers = _buffers_bytes(ends, replica.pipeline - stage.number if endless else passes, replica)
+    buffers = buffers_bytes(ends, replica.pipeline - stage.number if endless else passes, replica)
     if replica.sequence_parallel:  # what a product gathers, once
-        buffers += max((layer.forward_summed_bytes for layer in one_pass(work).layers), default=0.0)
-    buffers += max((_exchanged_bytes(layer, replica) for layer in one_pass(work).layers), default=0)
+        buffers += max((layer.forward_summed_bytes for layer in whole), default=0.0)
+    buffers += max((_exchanged_bytes(layer, replica) for layer in whole), default=0)
     return msgspec.structs.replace(part, peaks=peaks), buffers
 
 
 def on_device(layer: WorkloadLayer, replica: Replica) -> WorkloadLayer:
     """Return a layer with the bytes of one of the devices that divide it."""
-    count, part = replica.tensor, 1.0 / replica.context
-    if count == replica.context == 1:
+    if replica.tensor == replica.context == 1:
         return layer
-    summed = layer.forward_summed_bytes > 0.0  # its output is whole on every device
-    divides = layer.kind in DIVIDED and not summed
-    share = part / count if divides or replica.sequence_parallel else part
-    replicated = _replicated(layer.kind) and not summed
+    count, share = shares_of(layer, replica)
     return msgspec.structs.replace(
         layer,
-        tensor_bytes=layer.tensor_bytes
-        if replicated
-        else tuple(size / count for size in layer.tensor_bytes),
-        frozen_bytes=layer.frozen_bytes / (1 if replicated else count),
+        tensor_bytes=tuple(size / count for size in layer.tensor_bytes),
+        frozen_bytes=layer.frozen_bytes / count,
         activation_bytes=layer.activation_bytes * share,
         output_bytes=None if layer.output_bytes is None else layer.output_bytes * share,
         temporary_bytes=None if layer.temporary_bytes is None else layer.temporary_bytes * share,
     )
+
+
+def shares_of(layer: WorkloadLayer, replica: Replica) -> tuple[int, float]:
+    """Return how many devices that divide a layer divide its parameters, and which part of its
+    activations each of them has."""
+    part = 1.0 / replica.context
+    summed = layer.forward_summed_bytes > 0.0  # its output is whole on every device
+    divides = layer.kind in DIVIDED and not summed
+    share = part / replica.tensor if divides or replica.sequence_parallel else part
+    return (1 if _replicated(layer.kind) and not summed else replica.tensor), share
 
 
 @functools.lru_cache(maxsize=256)
@@ -260,7 +271,7 @@ def _with_activations(part: Workload, sizes: Sequence[tuple[str, float]]) -> Wor
     return msgspec.structs.replace(part, activation_bytes=total, activations=kinds)
 
 
-def _buffers_bytes(ends: Sequence[Ends], passes: int, replica: Replica) -> float:
+def buffers_bytes(ends: Sequence[Ends], passes: int, replica: Replica) -> float:
     """Return the buffers for what a device receives from other stages.
 
     PyTorch has one for each input and each gradient of all micro-batches. With Megatron-LM, inputs

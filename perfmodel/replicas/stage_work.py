@@ -195,8 +195,7 @@ def stages_of(workload: Workload, replica: Replica, most: int | None = None) -> 
 @functools.lru_cache(maxsize=64)
 def _stages_of(of: Same[Workload], replica: Replica, most: int | None) -> tuple[StageWork, ...]:
     """Return what :func:`stages_of` does; layouts that differ in architecture share it."""
-    workload = of.value
-    one = one_pass(expanded(workload))
+    workload, one = of.value, pass_of(of)
     chunks = chunks_of(one.layers, replica)
     schedule = schedule_of(replica, workload.accumulation)
     whole = Whole.of(one, tied=schedule.updates.kind == "flush")
@@ -206,6 +205,12 @@ def _stages_of(of: Same[Workload], replica: Replica, most: int | None) -> tuple[
         stage = Stage(number, replica, tuple(map(len, held)), copies=schedule.copies)
         works.append(whole.stage(workload, stage, held))
     return tuple(works)
+
+
+@functools.lru_cache(maxsize=64)
+def pass_of(update: Same[Workload]) -> Workload:
+    """Return one pass of an update, with layers."""
+    return one_pass(expanded(update.value))
 
 
 class Whole(NamedTuple):
@@ -290,7 +295,7 @@ def part_of(workload: Workload, one: Workload, held: list[range], stage: Stage) 
 
 def boundary_bytes(workload: Workload, replica: Replica) -> list[float]:
     """Return the bytes that each chunk passes on to the next per micro-batch, (chunks - 1,)."""
-    one = one_pass(expanded(workload))
+    one = pass_of(Same(workload))
     return [one.layers[chunk.stop - 1].passed_on_bytes for chunk in chunks_of(one.layers, replica)][
         :-1
     ]
