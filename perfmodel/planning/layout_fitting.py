@@ -7,18 +7,22 @@ first stage fits, and that may be fast enough to be chosen.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from perfmodel.base.arrays import Floats
+from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError
 from perfmodel.catalogue import catalogue
 from perfmodel.inputs.device import Device
+from perfmodel.inputs.job import Job
 from perfmodel.planning.layout_map import Place
 from perfmodel.planning.plans import shape_text
 from perfmodel.planning.space import BatchNoise
-from perfmodel.predicting.memory import first_needed_bytes, memory_on
+from perfmodel.predicting.memory import first_memory_on, least_needed_bytes, memory_on
+from perfmodel.results.memory import Memory
 from perfmodel.sweeping.layouts import Combinations, Layouts
 
 ARCHITECTURES = ("ring", "zero1", "zero2", "zero3")
@@ -48,53 +52,81 @@ MOST_KINDS, WORST = 10, 0.6
 fastest of them."""
 
 
+ENOUGH = 50
+"""Halvings after which a limit is exact."""
+
 FIRST = 16
 """Layouts that are evaluated before the rate of the best of them rules out others."""
 
 
 class Needs:
-    """Memory that layouts need of their devices with a confidence (bytes), each found once."""
+    """Memory that layouts of one table need of their devices with a confidence (bytes), each found
+    once."""
 
-    def __init__(self, device: Device, confidence: float) -> None:
+    def __init__(
+        self, device: Device, confidence: float, job: Job, least_allocated: Floats | None = None
+    ) -> None:
         self.device, self.confidence = device, confidence
-        self.of_whole: dict[tuple[int, int], float] = {}
-        self.of_first: dict[tuple[int, int], float] = {}
+        self.device_bytes = device.memory_bytes or math.inf
+        self.least_allocated = least_allocated
+        self.most_allocated = _most_allocated(device, confidence, job)
+        self.of_whole: dict[int, float] = {}
+        self.of_first: dict[int, float] = {}
 
     def whole(self, found: Layouts, row: int) -> float:
-        """Return what the fullest device of a layout needs."""
-        key = _key(found, row)
-        if key not in self.of_whole:
-            memory = memory_on(self.device, found.made(row))
-            self.of_whole[key] = memory.needed_bytes(self.confidence)
-        return self.of_whole[key]
+        """Return what the fullest device of a layout needs; of an impossible one, infinity."""
+        return self._needed(self.of_whole, memory_on, found, row)
 
     def first(self, found: Layouts, row: int) -> float:
         """Return what a device of the first stage of a layout needs."""
-        key = _key(found, row)
-        if key not in self.of_first:
-            job = found.made(row)
-            self.of_first[key] = first_needed_bytes(self.device, job, self.confidence)
-        return self.of_first[key]
+        return self._needed(self.of_first, first_memory_on, found, row)
 
-    @property
-    def least_bytes(self) -> float:
-        """The least that any layout needs."""
-        firsts = {
-            key: max(size, self.of_whole.get(key, 0.0)) for key, size in self.of_first.items()
-        }
-        return min(firsts.values(), default=math.inf)
+    def exceeded(self, found: Layouts, row: int) -> bool:
+        """Return whether the first stage of a layout does not fit, as far as the least that it
+        allocates says, and else for certain."""
+        least, number = self.least_allocated, found.number[row]
+        if least is not None and least[number] > self.most_allocated:
+            return True
+        return self.first(found, row) > self.device_bytes
+
+    def _needed(
+        self,
+        known: dict[int, float],
+        memory_of: Callable[[Device, Job], Memory],
+        found: Layouts,
+        row: int,
+    ) -> float:
+        key = int(found.number[row])
+        if key not in known:
+            try:
+                memory = memory_of(self.device, found.made(row))
+            except InputError:
+                known[key] = math.inf
+            else:
+                known[key] = memory.needed_bytes(self.confidence)
+        return known[key]
 
 
-def _key(found: Layouts, row: int) -> tuple[int, int]:
-    """Return the same for the same layout in several tables: its job, and its micro-batches."""
-    return id(found.shapes[int(found.shape[row])]), int(found.micro_batches[row])
+def _most_allocated(device: Device, confidence: float, job: Job) -> float:
+    """Return the most that a process of a job may allocate to fit into a device."""
+    size = device.memory_bytes or math.inf
+    low, high = 0.0, size
+    if math.isinf(size):
+        return size
+    for _ in range(ENOUGH):
+        middle = 0.5 * (low + high)
+        if least_needed_bytes(device, job, middle, confidence) > size:
+            high = middle
+        else:
+            low = middle
+    return high
 
 
 class Fitting:
     """Which layouts fit into their devices.
 
-    What keeps more than a layout that does not fit need not be looked at: less recomputation, or
-    more samples in a micro-batch, with the same architecture.
+    What keeps more than a layout that does not fit need not be looked at: less recomputation, more
+    samples in a micro-batch, or in a step, with the same division, architecture and schedule.
     """
 
     def __init__(
@@ -109,48 +141,69 @@ class Fitting:
         if noise is not None:  # of samples as much worth as those of reference
             self.rates = self.rates * noise.efficiency(found.global_batch_size.astype(float))
         device = catalogue.device(found.job.workload.device)
-        self.needs = needs or Needs(device, confidence)
-        self.device_bytes = device.memory_bytes or math.inf
+        self.needs = needs or Needs(device, confidence, found.shapes[0])
+        self.device_bytes = self.needs.device_bytes
         self.each = EACH if found.job.devices <= FEW else 1
-        self.failed: dict[tuple[tuple[int, ...], str], list[tuple[int, int, int]]] = {}
-        self.of_first: dict[int, float] = {}
-        columns = (getattr(found, name).tolist() for name in OF_KIND)
-        self.shapes: list[tuple[int, ...]] = list(zip(*columns, strict=True))
-        self.easiest: dict[tuple[tuple[int, ...], str], int] = {}
-        for row, shape in enumerate(self.shapes):
-            key = (shape, found.arch[row])
-            other = self.easiest.setdefault(key, row)
-            if self._needs(row)[1:] < self._needs(other)[1:]:
-                self.easiest[key] = row
+        self.outside: list[int] = []
+        columns = [getattr(found, name) for name in OF_KIND]
+        self.kinds = _numbered(*columns, found.global_batch_size)
+        names = [np.array(values) for values in (found.arch, found.schedule)]
+        self.alike = _numbered(*columns, *names)
+        self.kept = _ranks(found.arch, ARCHITECTURES)
+        self.rest = _ranks(found.recompute, RECOMPUTE)
+        needed = self.rest, found.micro_batch_size, found.global_batch_size
+        self.order = np.lexsort((*needed[::-1], self.alike))
+        self.begins = np.searchsorted(self.alike[self.order], np.arange(self.alike.max() + 2))
+        self.keeps = np.stack(needed)
+        self.closed, self.opened = np.zeros((2, len(found)), bool)
 
-    def _needs(self, row: int) -> tuple[int, int, int]:
-        """Return how much of the model, and of activations, a layout keeps, as ranks."""
-        found = self.found
-        arch, again = found.arch[row], found.recompute[row]
-        kept = len(ARCHITECTURES) - ARCHITECTURES.index(arch) if arch in ARCHITECTURES else 0
-        rest = len(RECOMPUTE) - RECOMPUTE.index(again) if again in RECOMPUTE else 0
-        return kept, rest, int(found.micro_batch_size[row])
+    @classmethod
+    def of(
+        cls, choices: Combinations, confidence: float, noise: BatchNoise | None = None
+    ) -> Fitting:
+        """Return which of all combinations fit, with the least times of their steps.
+
+        Raises
+        ------
+        InputError : none is possible.
+        """
+        found = choices.bounded()
+        device = catalogue.device(found.job.workload.device)
+        needs = Needs(device, confidence, found.shapes[0], choices.least_allocated())
+        return cls(found, confidence, noise, needs)
 
     def needed(self, row: int) -> float:
         """Return the memory that a layout needs with the confidence (bytes)."""
         return self.needs.whole(self.found, row)
 
-    def _first_fits(self, row: int) -> bool:
-        """Return whether the first stage of a layout fits, which is found sooner than the rest."""
-        self.of_first[row] = self.needs.first(self.found, row)
-        return self.of_first[row] <= self.device_bytes
+    def _close(self, row: int) -> None:
+        """Leave out a layout that does not fit, and all that keep more."""
+        members = self._like(row)
+        more = (self.keeps[:, members] >= self.keeps[:, [row]]).all(axis=0)
+        self.closed[members[more]] = True
+
+    def _like(self, row: int) -> Ids:
+        """Return the layouts of which one that keeps more needs more, the least first."""
+        begin, end = self.begins[self.alike[row] : self.alike[row] + 2]
+        return self.order[begin:end]
 
     def may_fit(self, row: int) -> bool:
-        """Return whether a layout fits as far as its first stage says."""
-        shape, needs = self.shapes[row], self._needs(row)
-        failed = self.failed.setdefault((shape, self.found.arch[row]), [])
-        if any(all(a <= b for a, b in zip(one, needs, strict=True)) for one in failed):
-            return False
-        for one in (self.easiest[shape, self.found.arch[row]], row):
-            if not self._first_fits(one):
-                failed.append(self._needs(one))
-                return False
-        return True
+        """Return whether a layout fits as far as its first stage says, which is found sooner than
+        the rest."""
+        if self.closed[row] or self.opened[row]:
+            return not self.closed[row]
+        members = self._like(row)
+        if not self.needs.exceeded(self.found, row):
+            less = (self.keeps[:, members] <= self.keeps[:, [row]]).all(axis=0)
+            self.opened[members[less]] = True
+            return True
+        same = (self.keeps[:2, members] == self.keeps[:2, [row]]).all(axis=0)
+        for one in (int(members[0]), int(members[same.argmax()]), row):
+            if self.needs.exceeded(self.found, one):  # the one that keeps least closes most
+                self.outside.append(one)
+                self._close(one)
+                break
+        return False
 
     def fits(self, row: int) -> bool:
         """Return whether a layout fits."""
@@ -158,19 +211,15 @@ class Fitting:
             return False
         if self.needed(row) <= self.device_bytes:
             return True
-        self.failed[self.shapes[row], self.found.arch[row]].append(self._needs(row))
+        self._close(row)
         return False
-
-    def kind(self, row: int) -> tuple[object, ...]:
-        """Return what layouts have in common of which one stands for the others."""
-        return self.shapes[row], int(self.found.global_batch_size[row])
 
     def chosen(self) -> Iterator[tuple[int, float]]:
         """Yield the fastest layout that fits of each kind, and the memory it needs."""
-        kinds: dict[tuple[object, ...], set[int]] = {}
+        kinds: dict[int, set[int]] = {}
         rates, best = self.rates.tolist(), 0.0
-        alike: dict[tuple[object, ...], list[int]] = {}
-        of_row = list(zip(self.shapes, self.found.global_batch_size.tolist(), strict=True))
+        alike: dict[int, list[int]] = {}
+        of_row = self.kinds.tolist()
         for row, kind in enumerate(of_row):
             alike.setdefault(kind, []).append(row)
         for row in np.argsort(-self.rates, kind="stable").tolist():
@@ -193,14 +242,33 @@ class Fitting:
 
     def _effort(self, row: int) -> tuple[int, ...]:
         """Return what people would rather have less of, as ranks: sharding, then recomputation."""
-        kept, rest, _ = self._needs(row)
-        return -kept, -rest
+        return -int(self.kept[row]), -int(self.rest[row])
 
     @property
     def shortage(self) -> str:
         """Why none fits."""
-        times = self.needs.least_bytes / self.device_bytes
+        for row in self.outside:
+            self.needs.first(self.found, row)
+        whole = self.needs.of_whole
+        firsts = [max(size, whole.get(k, 0.0)) for k, size in self.needs.of_first.items()]
+        times = min(firsts, default=math.inf) / self.device_bytes
         return f"no layout fits: a device needs at least {times:.3g} times its memory"
+
+
+def _ranks(names: Sequence[str], known: Sequence[str]) -> Ids:
+    """Return how much of a model, or of activations, layouts keep, the most first in ``known``; 0
+    for others, (layouts,)."""
+    rank = {name: len(known) - k for k, name in enumerate(known)}
+    return np.array([rank.get(name, 0) for name in names])
+
+
+def _numbered(*columns: NDArray[Any]) -> Ids:
+    """Return a number for each row of columns, the same for equal ones, (rows,)."""
+    numbers = np.zeros(len(columns[0]), np.int64)
+    for values in columns:
+        _, which = np.unique(values, return_inverse=True)
+        _, numbers = np.unique(numbers * (which.max() + 1) + which.reshape(-1), return_inverse=True)
+    return numbers.reshape(-1)
 
 
 def best_of(choices: Combinations, possible: Fitting) -> Layouts:
@@ -219,7 +287,7 @@ def best_of(choices: Combinations, possible: Fitting) -> Layouts:
     for row in np.argsort(-possible.rates, kind="stable").tolist():
         if possible.rates[row] < lowest:
             break
-        if not possible.may_fit(row):
+        if possible.closed[row] or not possible.may_fit(row):
             continue
         rows.append(row)
         if len(rows) == enough:
@@ -232,7 +300,7 @@ def best_of(choices: Combinations, possible: Fitting) -> Layouts:
 
 
 def _evaluated(choices: Combinations, possible: Fitting, rows: Sequence[int]) -> Layouts:
-    return choices.evaluated(possible.found.shape[rows].tolist())
+    return choices.evaluated(possible.found.number[rows].tolist())
 
 
 def _lowest(found: Layouts, possible: Fitting) -> float:
@@ -242,9 +310,9 @@ def _lowest(found: Layouts, possible: Fitting) -> float:
     fast. With the last kind taken, others need to be close to the best, or near one that is taken.
     """
     fitting = Fitting(found, possible.confidence, possible.noise, possible.needs)
-    kinds: dict[tuple[object, ...], float] = {}
+    kinds: dict[int, float] = {}
     for row, _ in fitting.chosen():
-        kind = fitting.kind(row)
+        kind = int(fitting.kinds[row])
         kinds[kind] = max(kinds.get(kind, 0.0), float(fitting.rates[row]))
     if not kinds:
         return 0.0
@@ -256,9 +324,8 @@ def _lowest(found: Layouts, possible: Fitting) -> float:
 def outside_of(choices: Combinations, possible: Fitting) -> list[Place]:
     """Return the fastest layouts whose first stage does not fit, of those that were looked at, with
     what it needs."""
-    sizes = {_key(possible.found, row): size for row, size in possible.of_first.items()
-             if size > possible.device_bytes}  # fmt: skip
-    left = sorted(row for row, size in possible.of_first.items() if size > possible.device_bytes)
+    left = sorted(set(possible.outside))
+    rows_of = dict(zip(possible.found.number[left].tolist(), left, strict=True))
     places: list[Place] = []
     for begin in range(0, len(left), OUTSIDE):
         if len(places) == OUTSIDE:
@@ -266,10 +333,10 @@ def outside_of(choices: Combinations, possible: Fitting) -> list[Place]:
             if most < places[-1].samples_per_s:
                 break
         found = _evaluated(choices, possible, left[: begin + OUTSIDE])
-        rows = [row for row in range(len(found)) if _key(found, row) in sizes][:OUTSIDE]
+        rows = [row for row, k in enumerate(found.number.tolist()) if k in rows_of][:OUTSIDE]
         places = [
             Place(
-                sizes[_key(found, row)],
+                possible.needs.first(possible.found, rows_of[int(found.number[row])]),
                 float(found.samples_per_s[row]),
                 found.arch[row],
                 f"{found.arch[row]}{shape_text(found.shape_of(row))}",

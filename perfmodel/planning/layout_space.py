@@ -191,7 +191,7 @@ def layout_space(
         for count in division.devices or (all_devices(machine),):
             try:
                 choices = combinations_on(machine, profile, division, count, most_batch)
-                possible = Fitting(choices.bounded(), confidence, noise)
+                possible = Fitting.of(choices, confidence, noise)
                 found = best_of(choices, possible)
             except InputError as error:
                 reasons.append(f"{machine.instance.label}, {count} devices: {error}")

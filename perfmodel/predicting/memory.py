@@ -158,16 +158,25 @@ def memory_on(device: Device | None, job: Job) -> Memory:
     return Memory.of(worker, _fullest(of_stages, job.replica.tensor).server, size, stages)
 
 
-def first_needed_bytes(device: Device, job: Job, confidence: float) -> float:
-    """Return the memory that a device of the first stage needs with a probability (bytes).
+def first_memory_on(device: Device, job: Job) -> Memory:
+    """Return the memory of a device of the first stage.
 
     All stages together need at least as much, which takes longer to find.
     """
     if job.replica is None:
-        return memory_on(device, job).needed_bytes(confidence)
+        return memory_on(device, job)
     (parts,) = stages_of(job, job.replica, 1)
-    process = _process(parts, device, job)
-    return Memory.of(process, parts.server, device.memory_bytes).needed_bytes(confidence)
+    return Memory.of(_process(parts, device, job), parts.server, device.memory_bytes)
+
+
+def least_needed_bytes(device: Device, job: Job, allocated: float, confidence: float) -> float:
+    """Return the least memory of a device that a process of a job needs with a probability if it
+    allocates so much: it has no communicators."""
+    if device.kind != "gpu":
+        return allocated
+    footprint = Footprint(parameters_bytes=allocated)
+    process = _reserving(footprint, _factors(job), overhead().context_bytes)
+    return Memory.of(process, None, device.memory_bytes).needed_bytes(confidence)
 
 
 def _device_of(job: Job) -> Device | None:
@@ -189,9 +198,14 @@ def _process(parts: Parts, device: Device | None, job: Job, stage: int = 0) -> F
     groups = communicators_of(job, stage, servers=parts.server is not None)
     more = overhead()
     libraries = more.context_bytes + sum(communicator_bytes(job.cluster, one) for one in groups)
+    return _reserving(footprint, _factors(job), libraries)
+
+
+def _factors(job: Job) -> tuple[float, float, float]:
+    """Return the quantiles of reserved over allocated memory of a job."""
     deepspeed = job.workload.storage.policy in OF_DEEPSPEED
-    factors = more.deepspeed_over_allocated if deepspeed else more.reserved_over_allocated
-    return _reserving(footprint, factors, libraries)
+    more = overhead()
+    return more.deepspeed_over_allocated if deepspeed else more.reserved_over_allocated
 
 
 def on_cpu(footprint: Footprint) -> Footprint:

@@ -8,113 +8,111 @@ Transfers, exchanges among replicas, updates and waits for others only add to th
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from perfmodel.base import files
 from perfmodel.base.arrays import Floats, Ids
-from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import Job
-from perfmodel.pipelines.actions import BACKWARD, FORWARD
-from perfmodel.predicting.replica_columns import Known, column_of, structure_of
-from perfmodel.predicting.replicas import replica_of
+from perfmodel.inputs.replica import Replica
+from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT
+from perfmodel.predicting.replica_columns import UNLIKE, Known
 from perfmodel.predicting.tensor_sums import slowdown_of
-from perfmodel.replicas.stages import chunks_of
 
-IN_TURN = ("1f1b", "gpipe", "interleaved_1f1b")
+IN_TURN = ("1f1b", "gpipe", "interleaved_1f1b", "looped_bfs")
 """Schedules in which rank r of p holds chunks r, r + p, ..., ends with a backward pass of the first
 of them, and does not split backward passes."""
+
+V_SHAPED = "zb_v"
+"""Schedule in which rank r of p holds chunks r and 2 p - 1 - r."""
 
 PART = 1.0 - 1e-9
 """Of the least time, against rounding."""
 
 
-class Bounds:
-    """Least times of steps; layouts that differ in their architecture share them."""
+class Least(NamedTuple):
+    """Layouts whose least times are wanted, but for the architecture: ``columns`` are jobs of one
+    micro-batch with all different layers, ``replicas`` all different stages and schedules (None for
+    single devices), and ``column`` and ``replica`` (layouts,) which of them each has."""
 
-    def __init__(self, known: Known) -> None:
-        self.known = known
-        self.ranks: dict[Hashable, tuple[Floats, Floats]] = {}
-        self.chunks: dict[Hashable, tuple[range, ...] | InputError] = {}
-
-    def least_s(self, job: Job, passes: Ids) -> Floats:
-        """Return the least seconds of a step of a job, which is that of one micro-batch, with each
-        of these numbers of micro-batches, (numbers,); 0 where nothing is known.
-
-        Raises
-        ------
-        InputError : the layers or the nodes do not allow such replicas.
-        """
-        if job.replica is not None:
-            self._chunks(job)
-            self.known.seats_of(job)
-        if job.unequal or job.options.asynchronous:
-            return np.zeros(len(passes))
-        if job.replica is None:
-            work = job.workload
-            each_s = PART * slowdown_of(job) * (work.forward_s + work.backward_s)
-            return np.asarray(each_s * passes, np.float64)
-        busy_s, around_s = self._ranks(job)
-        return np.asarray(
-            PART * (busy_s[:, None] * passes + around_s[:, None]).max(axis=0), np.float64
-        )
-
-    def _chunks(self, job: Job) -> tuple[range, ...]:
-        """Return the layers of each chunk."""
-        key = id(job.workload), structure_of(job)
-        if key not in self.chunks:
-            try:
-                self.chunks[key] = chunks_of(job.workload.layers, replica_of(job))
-            except InputError as error:
-                self.chunks[key] = error
-        found = self.chunks[key]
-        if isinstance(found, InputError):
-            raise found
-        return found
-
-    def _ranks(self, job: Job) -> tuple[Floats, Floats]:
-        """Return the seconds that each rank is busy with a micro-batch, and those before and after
-        all of them, (ranks,); of schedules not in turn, those of a mean rank."""
-        replica, key = replica_of(job), (column_of(job), structure_of(job))
-        if key in self.ranks:
-            return self.ranks[key]
-        work = self.known.work(job)
-        seconds = work.seconds + work.sums
-        if replica.schedule not in IN_TURN:
-            both_s = (seconds[FORWARD] + seconds[BACKWARD]).sum()
-            made = np.array([both_s / replica.pipeline]), np.zeros(1)
-        else:
-            starts = [chunk.start for chunk in self._chunks(job)]
-            forward_s, backward_s = np.add.reduceat(seconds[[FORWARD, BACKWARD]], starts, axis=1)
-            both_s = forward_s + backward_s
-            first_s = np.cumsum(both_s[: replica.pipeline]) - both_s[: replica.pipeline]
-            made = both_s.reshape(-1, replica.pipeline).sum(axis=0), first_s
-        self.ranks[key] = made
-        return made
+    columns: Sequence[Job]
+    replicas: Sequence[Replica | None]
+    column: Ids
+    replica: Ids
 
 
-def least_steps(
-    shapes: Sequence[Job], passes: Sequence[Ids], known: Known
-) -> list[Floats | InputError]:
-    """Return the least seconds of a step of each layout with each of its numbers of micro-batches;
-    or why it is impossible, see :meth:`Bounds.least_s`.
+def least_steps(least: Least, passes: Ids, known: Known) -> Floats:
+    """Return the least seconds of a step of each layout with each of its numbers of micro-batches,
+    ``passes``, (layouts, numbers); 0 where nothing is known."""
+    result = np.zeros(passes.shape)
+    open_ended = np.array([job.unequal or job.options.asynchronous for job in least.columns])
+    for number, replica in enumerate(least.replicas):
+        rows = np.flatnonzero((least.replica == number) & ~open_ended[least.column])
+        if not len(rows):
+            continue
+        columns, at = np.unique(least.column[rows], return_inverse=True)
+        jobs = [least.columns[k] for k in columns]
+        busy_s, around_s = _single(jobs) if replica is None else _ranks(jobs, replica, known)
+        most = np.zeros((len(rows), passes.shape[1]))
+        for of_rank_s, beside_s in zip(busy_s, around_s, strict=True):
+            most = np.maximum(most, of_rank_s[at, None] * passes[rows] + beside_s[at, None])
+        result[rows] = PART * most
+    return result
 
-    Parameters
-    ----------
-    shapes : jobs of one model, whose workload is that of one micro-batch, with layers.
-    passes : numbers of micro-batches of each.
-    """
-    bounds, known_s = Bounds(known), dict[Hashable, Floats | InputError]()
-    found = []
-    for job, numbers in zip(shapes, passes, strict=True):
-        key = (
-            *(id(job.workload), id(job.cluster), job.replica, job.workers, numbers.tobytes()),
-            *(job.unequal, job.options.asynchronous),
-        )
-        if key not in known_s:
-            try:
-                known_s[key] = bounds.least_s(job, numbers)
-            except InputError as error:
-                known_s[key] = error
-        found.append(known_s[key])
-    return found
+
+def _single(jobs: Sequence[Job]) -> tuple[Floats, Floats]:
+    """Return what :func:`_ranks` does of single devices."""
+    both_s = [slowdown_of(job) * (job.workload.forward_s + job.workload.backward_s) for job in jobs]
+    return np.array([both_s]), np.zeros((1, len(jobs)))
+
+
+def _ranks(jobs: Sequence[Job], replica: Replica, known: Known) -> tuple[Floats, Floats]:
+    """Return the seconds that each rank is busy with a micro-batch, and those before and after all
+    of them, (ranks, jobs); of schedules of which that is not known, those of a mean rank."""
+    alike: dict[tuple[range, ...], list[int]] = defaultdict(list)
+    for k, job in enumerate(jobs):
+        alike[known.chunks_of(job, replica)].append(k)
+    ranks, parts = replica.pipeline, []
+    for chunks, members in alike.items():
+        works = [known.work(jobs[k]) for k in members]
+        seconds = np.stack([one.seconds + one.sums for one in works], axis=-1)
+        starts = [chunk.start for chunk in chunks]
+        passes_s = np.add.reduceat(seconds, starts, axis=1)  # (kinds, chunks, members)
+        parts.append((members, _of_schedule(passes_s, replica.schedule, ranks)))
+    busy_s, around_s = np.zeros((2, len(parts[0][1][0]), len(jobs)))
+    for members, (busy, around) in parts:
+        busy_s[:, members], around_s[:, members] = busy, around
+    return busy_s, around_s
+
+
+def _of_schedule(passes_s: Floats, name: str, ranks: int) -> tuple[Floats, Floats]:
+    """Return what :func:`_ranks` does, from the seconds of each chunk by kind of action, (kinds,
+    chunks, jobs). Where backward passes are split, ranks come twice: with all that they do from
+    their own first action, and without the gradients of weights from the first of all."""
+    both_s = passes_s[FORWARD] + passes_s[BACKWARD]
+    if files.looks_like_path(name) or name.startswith(UNLIKE):
+        mean_s = both_s.sum(axis=0, keepdims=True) / ranks
+        return mean_s, np.zeros_like(mean_s)
+    if name in IN_TURN:
+        return _of_ranks(both_s, ranks), _before(both_s, ranks)
+    way_s = passes_s[FORWARD] + passes_s[INPUT]
+    if name == V_SHAPED:
+        busy = [one[:ranks] + one[ranks:][::-1] for one in (both_s, way_s)]
+    else:
+        busy = [_of_ranks(one, ranks) for one in (both_s, way_s)]
+    around = [np.zeros_like(busy[0]), _before(way_s, ranks)]
+    return np.concatenate(busy), np.concatenate(around)
+
+
+def _of_ranks(chunks_s: Floats, ranks: int) -> Floats:
+    """Return the sums of chunks r, r + ranks, ..., (ranks, jobs)."""
+    summed: Floats = chunks_s.reshape(-1, ranks, chunks_s.shape[-1]).sum(axis=0)
+    return summed
+
+
+def _before(chunks_s: Floats, ranks: int) -> Floats:
+    """Return the sums of the chunks before the first one of each rank, (ranks, jobs)."""
+    return np.asarray(np.cumsum(chunks_s[:ranks], axis=0) - chunks_s[:ranks])

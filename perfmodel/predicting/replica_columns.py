@@ -11,6 +11,7 @@ import numpy as np
 
 from perfmodel.base import files
 from perfmodel.base.arrays import Floats, Ids
+from perfmodel.base.same import Same
 from perfmodel.communication.fabric import Fabric
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.expert_parallel import ExpertParallel
@@ -25,6 +26,7 @@ from perfmodel.predicting.replicas import replica_of, shares_sent
 from perfmodel.predicting.tensor_sums import slowdown_of, sums_of
 from perfmodel.replicas.seats import Seats, of_groups, positions_of, seats_of
 from perfmodel.replicas.stage_work import Whole
+from perfmodel.replicas.stages import chunks_of
 from perfmodel.training.passes import with_passes
 from perfmodel.training.stages import by_kind, seconds_alone, seconds_of_layers, seconds_of_sums
 
@@ -125,6 +127,8 @@ class Known:
         self.routed: dict[Hashable, Floats] = {}
         self.of_device: dict[int, list[tuple[Job, Quantities]]] = defaultdict(list)
         self.numbers: dict[Hashable, int] = {}
+        self.chunks: dict[Hashable, tuple[range, ...]] = {}
+        self.names: dict[Same[Workload], int] = {}
 
     def work(self, job: Job) -> Work:
         """Return the layers of a job's replicas."""
@@ -206,6 +210,22 @@ class Known:
         if key not in self.clusters:
             self.clusters[key] = of_groups(job.cluster, key[1])
         return self.clusters[key]
+
+    def chunks_of(self, job: Job, like: Replica | None = None) -> tuple[range, ...]:
+        """Return the layers of each chunk of a job, or with another replica.
+
+        Raises
+        ------
+        InputError : there are too few layers.
+        """
+        replica, work = like or replica_of(job), Same(job.workload)
+        if work not in self.names:
+            self.names[work] = self.number(tuple(layer.name for layer in job.workload.layers))
+        layers = work if replica.balance else self.names[work]
+        key = layers, replica.pipeline, replica.virtual_stages, replica.stage_layers
+        if key not in self.chunks:
+            self.chunks[key] = chunks_of(job.workload.layers, replica)
+        return self.chunks[key]
 
     def seats_of(self, job: Job) -> tuple[list[Seats], list[int]]:
         """Return the seats of each stage, and a number for what each sees of the cluster."""

@@ -7,15 +7,17 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from perfmodel import InputError, Job, Layouts, PlanLimits, layouts, make_job, plan, predict
+from perfmodel import InputError, Layouts, PlanLimits, layouts, make_job, plan, predict
 from perfmodel.catalogue import catalogue
 from perfmodel.cli import cli
 from perfmodel.planning import layout_fitting, layout_space as module
 from perfmodel.planning.layout_fitting import Fitting
-from perfmodel.predicting import gains, replica_bounds
+from perfmodel.predicting import gains, memory_bounds
 from perfmodel.predicting.memory import memory_on
 from perfmodel.sweeping.layouts import Combinations
 
@@ -97,6 +99,9 @@ def everything(choices: Combinations, possible: Fitting) -> Layouts:
 
 SPACES: list[dict[str, Any]] = [
     {**SMALL, "micro_batch_size": (1, 2, 4), "arch": ("ring", "zero3"), "virtual_stages": (1, 2)},
+    {**SMALL, "schedule": ("1f1b", "gpipe", "zb_h1", "looped_bfs"), "virtual_stages": (1, 2),
+     "micro_batch_size": (1, 2), "arch": ("ring", "zero3"), "global_batch_size": (32, 128, 512),
+     "tensor": (1, 2), "pipeline": (2, 4)},
     {**SMALL, "model": "llama-13b", "devices": [16], "global_batch_size": [64, 256]},
     {**SMALL, "model": "mixtral-8x7b", "devices": [16], "tensor": (1, 2), "pipeline": (1, 4),
      "micro_batch_size": (1, 2), "arch": ("zero1", "zero3"), "recompute": ("none", "full")},
@@ -105,7 +110,7 @@ SPACES: list[dict[str, Any]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "space", [SPACES[0], *(pytest.param(space, marks=pytest.mark.slow) for space in SPACES[1:])]
+    "space", [*SPACES[:2], *(pytest.param(space, marks=pytest.mark.slow) for space in SPACES[2:])]
 )
 def test_what_is_ruled_out_would_not_be_chosen(
     space: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -117,7 +122,7 @@ def test_what_is_ruled_out_would_not_be_chosen(
 
     def counted(self: Combinations, wanted: Any = None) -> Layouts:
         found = steps(self, wanted)
-        counts.append(len(self.steps))
+        counts.append(int(np.isfinite(self.step_s).sum()))
         return found
 
     monkeypatch.setattr(Combinations, "evaluated", counted)
@@ -146,16 +151,40 @@ def rounded(value: Any) -> Any:
 def test_a_bound_above_the_times_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted error in the least times of layouts like the best one rules it out."""
     kept = plan(**SPACES[0], fidelity="coarse")
-    least = replica_bounds.Bounds.least_s
+    bounded = Combinations.bounded
 
-    def planted(self: replica_bounds.Bounds, job: Job, passes: Any) -> Any:
-        fast = job.workers == kept.first.workers
-        return least(self, job, passes) * (100.0 if fast else 1.0)
+    def planted(self: Combinations) -> Layouts:
+        found = bounded(self)
+        slow = np.where(found.workers == kept.first.workers, 100.0, 1.0)
+        return msgspec.structs.replace(
+            found, step_s=found.step_s * slow, samples_per_s=found.samples_per_s / slow
+        )
 
-    monkeypatch.setattr(replica_bounds.Bounds, "least_s", planted)
+    monkeypatch.setattr(Combinations, "bounded", planted)
     monkeypatch.setattr(layout_fitting, "FIRST", 4)
     other = plan(**SPACES[0], fidelity="coarse")
     assert other.first.throughput_samples_per_s < kept.first.throughput_samples_per_s
+
+
+def test_a_bound_of_memory_above_what_is_needed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted error in the least memory rules out the best layout."""
+    given = {**SMALL, "tensor": (2,), "pipeline": (2, 4), "arch": ("zero1",)}
+    kept = plan(**given, fidelity="coarse")
+    monkeypatch.setattr(memory_bounds, "PART", 1.4)
+    other = plan(**given, fidelity="coarse")
+    assert other.first.throughput_samples_per_s < kept.first.throughput_samples_per_s
+
+
+def test_a_schedule_that_keeps_more_rules_out_no_other() -> None:
+    """GPipe keeps all micro-batches, and does not fit where 1F1B does; a schedule with one chunk
+    per stage is no reason to leave out all others."""
+    given = {**SMALL, "tensor": (2,), "pipeline": (4,), "virtual_stages": (1, 2),
+             "micro_batch_size": (2,), "recompute": ("full",), "arch": ("zero1",)}  # fmt: skip
+    alone = plan(**given, schedule=("1f1b",), global_batch_size=(1024,), fidelity="coarse")
+    both = plan(**given, schedule=("gpipe", "1f1b"), global_batch_size=(1024,), fidelity="coarse")
+    assert both.first.throughput_samples_per_s == alone.first.throughput_samples_per_s
+    with pytest.raises(InputError, match="fits"):
+        plan(**given, schedule=("gpipe",), global_batch_size=(1024,), fidelity="coarse")
 
 
 def test_the_command_answers_with_layouts() -> None:

@@ -17,6 +17,7 @@ from perfmodel.inputs.passes import accumulated
 from perfmodel.predicting import replica_arrays, replica_columns, replica_formulas
 from perfmodel.predicting.replica_lines import line_of, on_line
 from perfmodel.sweeping import layouts as module
+from perfmodel.sweeping.layout_shapes import NO_MULTIPLE
 from tests.settings import thinned
 
 
@@ -102,7 +103,7 @@ def test_what_is_impossible_is_counted_by_reason() -> None:
     found = layouts(made(), tensor=(2, 3, 64), pipeline=(2, 4), micro_batches=(3, 4),
                     virtual_stages=(1, 2))  # fmt: skip
     assert found.skipped["devices do not form whole replicas"] > 0
-    assert found.skipped[module.NO_MULTIPLE] > 0
+    assert found.skipped[NO_MULTIPLE] > 0
     with pytest.raises(pm.InputError, match="none is possible"):
         layouts(made(), tensor=(7,), pipeline=(2,))
     with pytest.raises(pm.InputError, match="single devices"):
