@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import perfmodel
 from perfmodel import make_job, predict
@@ -83,18 +84,33 @@ def of_sequences() -> tuple[int, float]:
     return len(found), time.process_time() - begin
 
 
-def of_plan(model: str, devices: int) -> tuple[int, int, float]:
+BATCHES, STAGES = tuple(256 * 2**k for k in range(6)), (2, 4, 8, 16, 32, 64)
+SCHEDULES = ("1f1b", "zb_h1", "gpipe", "interleaved_1f1b", "looped_bfs")
+SPACES: tuple[tuple[str, str, int, dict[str, Any]], ...] = (
+    ("plan", "llama-70b", 64, {}),
+    ("plan", "llama-405b", 16_384, {}),
+    ("plan", "mixtral-8x7b", 64, {}),
+    ("with pipelines", "llama-70b", 512, {"schedule": SCHEDULES, "pipeline": STAGES,
+                                          "context": (1, 2, 4), "global_batch_size": BATCHES}),
+    ("with experts", "mixtral-8x7b", 64, {"schedule": SCHEDULES, "pipeline": STAGES[:-1],
+                                          "global_batch_size": BATCHES}),
+    ("without pipelines", "llama-8b", 64, {"pipeline": (1,), "context": (1, 2, 4, 8),
+                                           "global_batch_size": range(64, 8193, 64)}),
+)  # fmt: skip
+"""Spaces by name: model, H100 devices, and what differs from the default axes of a plan."""
+
+
+def of_space(model: str, devices: int, axes: dict[str, Any]) -> tuple[int, int, float]:
     """Return how many layouts a plan considers, of how many of these the formulas are evaluated,
-    and the seconds of one core until it has those that fit best."""
-    profile, division = profile_of(model, None), Division()
+    and the seconds of one core until it has those that fit best, beginning with nothing."""
+    profile, division = profile_of(model, None), Division(**axes)
     machine = own_machine("h100", "dgx-h100", profile)
     begin = time.process_time()
     choices = combinations_on(machine, profile, division, devices)
-    possible = Fitting(choices.bounded(), SURE)
+    possible = Fitting.of(choices, SURE)
     found = best_of(choices, possible)
     list(Fitting(found, SURE, needs=possible.needs).chosen())
-    took_s = time.process_time() - begin
-    return len(possible.found), sum(len(choices.made[k][2]) for k in choices.steps), took_s
+    return len(possible.found), len(found), time.process_time() - begin
 
 
 def main() -> None:
@@ -121,12 +137,11 @@ def main() -> None:
     count, took_s = of_sequences()
     print(f"{count} layouts that divide sequences: {took_s:.1f} s, {count / took_s:.0f}/s, "
           f"{count / took_s / one_by_one:.0f} times one by one")  # fmt: skip
-    for model, devices in (("llama-70b", 64), ("llama-405b", 16_384)):
-        count, full, took_s = of_plan(model, devices)
-        print(f"plan of {model} on {devices} devices: {count} layouts considered, {full} evaluated "
+    for name, model, devices, axes in SPACES:
+        count, full, took_s = of_space(model, devices, axes)
+        print(f"{name}, {model} on {devices} devices: {count} layouts considered, {full} evaluated "
               f"in full: {took_s:.1f} s, {count / took_s:.0f} considered/s, "
-              f"{count / took_s / one_by_one:.0f} times one by one; "
-              f"{full / took_s:.0f} in full/s")  # fmt: skip
+              f"{count / took_s / one_by_one:.0f} times one by one")  # fmt: skip
 
 
 if __name__ == "__main__":
