@@ -351,8 +351,10 @@ def _one_pass(
         notes = []
         if device_name is None:
             notes = [Assumption("device", timings[0].device, "", "default of the profile")]
-        if precision is None and len({t.precision for t in profile.timings}) > 1:
-            why = f"first of the profile for {timings[0].device}"
+        place = timings[0].device
+        there = {timing.precision for timing in profile.timings if timing.device == place}
+        if precision is None and len(there) > 1:
+            why = f"first of the profile for {place}"
             notes.append(Assumption("precision", timings[0].precision, "", why))
         error, of_other = framework_error(timings[0], software.framework)
         return resolve(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 from click.core import ParameterSource
 
 from perfmodel.base.errors import InputError, TooLargeError
@@ -136,6 +135,8 @@ def _by_default(name: str) -> bool:
 def _predicted(job: Job, how: Arguments, *, formulas_do: bool) -> Prediction:
     """Predict a job: by formulas, with a note, if it is too large to simulate, their error is known
     and ``formulas_do``, that is, nothing is asked for that only a simulation has."""
+    import msgspec
+
     import perfmodel.api as api
 
     try:
