@@ -58,11 +58,6 @@ class MeasuredDevice(msgspec.Struct, frozen=True):
     timings: list[Timing]
     factors: list[float]
 
-    @property
-    def rank(self) -> tuple[bool, bool]:
-        """Larger is better: other models were measured on both; times are per layer."""
-        return bool(self.factors), self.timings[0].per_layer
-
     def distance(self, target: Device) -> float:
         """Distance from ``target``: the sum of the absolute logarithms of the ratios of peak rate
         and of memory bandwidth."""
@@ -90,8 +85,7 @@ def estimate(
       there of each group of layers, forward and backward separately. If ``others`` were measured on
       both devices, it is that of the roofline, times the ratio of their efficiencies on the target
       and on that device (median). Of several such devices, those on which ``others`` were measured
-      come first, then those with per-layer times, then the :data:`NEAREST` ones; the result is the
-      median over them.
+      come first, then the :data:`NEAREST` ones; the result is the median over them.
     - Otherwise the median efficiency of ``others`` on the target, or else on all devices of its
       kind. By operators, a step takes at least as long as the host launches them.
     - If the layers have no operation counts, the step time scales as that of ``others``, or else as
@@ -213,8 +207,8 @@ def _places(
             ]
             timings.sort(key=lambda t: t.batch_size)
             measured.append(MeasuredDevice(devices[name], timings, factors))
-    best = max((place.rank for place in measured), default=None)
-    alike = [place for place in measured if place.rank == best]
+    both = any(place.factors for place in measured)
+    alike = [place for place in measured if bool(place.factors) == both]
     return sorted(alike, key=lambda place: place.distance(target))[:NEAREST]
 
 
