@@ -29,6 +29,7 @@ def test_canary_ssp_with_jitter_is_not_asp() -> None:
         equal(by_formula(16, **slow), by_formula(16, "asp", **slow))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", thinned([[], [Straggler(0, 1.5), Straggler(1, 1.2)]], 2))
 def test_ssp_slows_down_steadily_with_more_workers(late: list[Straggler]) -> None:
     """Iterations never become shorter, and where the recursion over workers ends (64), they do not

@@ -137,6 +137,7 @@ def test_pieces_growth_and_breaks_are_recovered(cv: float) -> None:
     assert fit.residuals.median < 1e-4 + 2 * cv
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("startup", "per_byte"), thinned(itertools.product(("constant", "log", "ring"), repeat=2))
@@ -165,6 +166,7 @@ def test_noise_does_not_add_a_piece() -> None:
     assert np.median(counts) == 1
 
 
+@pytest.mark.slow
 def test_outliers_do_not_matter() -> None:
     spoiled = late(points_of(TWO, (2, 4, 8), cv=0.01), every=7, factor=10.0)
     fit = fit_collective("all_reduce", spoiled)
@@ -208,6 +210,7 @@ def test_a_single_size_is_taken_to_be_bytes() -> None:
     assert fit.predict(4, 2e8, extrapolate=True) == pytest.approx(2 * fit.predict(4, 1e8))
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_fit_the_growth_are_marked_uneven() -> None:
     points = points_of((Piece(50e-6, 1e-9),), (2, 3, 4, 5, 6), cv=0.01)
     odd = [
@@ -383,6 +386,7 @@ def test_the_base_cluster_provides_what_was_not_measured() -> None:
     assert merged(base, found, devices=False).devices_per_node == 1
 
 
+@pytest.mark.slow
 def test_node_names_tell_which_link_was_measured() -> None:
     inside = fit_network([network(nodes=(0, 0, 0, 0), ranks=(2, 4))])
     assert inside.link is None
@@ -432,6 +436,7 @@ def test_measurements_become_a_cluster_file(folder: Path) -> None:
         assert text in out, text
 
 
+@pytest.mark.slow
 def test_a_name_that_ends_in_toml_makes_toml(folder: Path) -> None:
     import tomllib
 
@@ -442,6 +447,7 @@ def test_a_name_that_ends_in_toml_makes_toml(folder: Path) -> None:
     assert read_cluster(folder / "renamed.toml") == read_cluster(folder / "c.json")
 
 
+@pytest.mark.slow
 def test_a_table_of_times_adds_a_collective(folder: Path) -> None:
     assert run("lab.json", "--output", "c.json")[0] == 0
     assert run("table.csv", "--base", "./c.json", "--output", "c.json")[0] == 0

@@ -287,6 +287,7 @@ def test_the_true_parameters_are_recovered(fit_of: Callable[[], RunsFit]) -> Non
     assert 0.5 * NOISE < fit.run_spread < 2.0 * NOISE
 
 
+@pytest.mark.slow
 def test_runs_without_noise_give_exact_parameters() -> None:
     fit = fit_runs(made(TRUTH, noise=0.0), fit=list(TRUTH))
     for name, value in TRUTH.items():
@@ -330,6 +331,7 @@ def test_canary_outliers_move_a_least_squares_fit(monkeypatch: pytest.MonkeyPatc
     assert max(moved) > 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("overlap", [True, False])
 def test_the_overlap_is_recovered(overlap: bool) -> None:

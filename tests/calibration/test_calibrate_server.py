@@ -115,6 +115,7 @@ def call(
     return int(end.value.code or 0), out.out, out.err
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_the_command_plots_the_costs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

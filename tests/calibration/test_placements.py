@@ -136,6 +136,7 @@ def test_the_formula_of_the_fit_agrees_with_both_routes(fidelity: pm.api.Fidelit
         assert found != pytest.approx(formula_s(fixed.cluster, wrong, own, steps), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_links_are_recovered(fit: Placements) -> None:
     found, true = fit.cluster, TRUTH.cluster
     assert found.nic.efficiency == pytest.approx(true.nic.efficiency, rel=0.2)

@@ -97,6 +97,7 @@ def synchronous(
 GRID = [(1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (1, 3), (4, 2), (2, 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("cpu", [True, False])
 def test_synchronous_runs_with_more_workers_and_servers_are_predicted(cpu: bool) -> None:
@@ -293,6 +294,7 @@ def table(folder: Path, sync: str, names: Sequence[str]) -> list[float]:
     return steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", thinned(["asp", "bsp"]))
 def test_the_command_writes_files_that_predict_can_read(
     sync: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -171,6 +171,7 @@ def test_paths_are_relative_to_the_file_and_names_are_names(write: Write) -> Non
     assert predicted(*words) == found
 
 
+@pytest.mark.slow
 def test_the_table_of_a_command_comes_before_that_of_all(write: Write) -> None:
     write("[all]\nworkers = 2\nbatch-size = 8\n[predict]\nworkers = 4\nglobal-batch-size = 64\n")
     assert acting("predict", *MODEL) == "--global-batch-size 64 --workers 4"

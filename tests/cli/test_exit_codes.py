@@ -159,6 +159,7 @@ def test_2_where_memory_is_short(
     assert "does not fit into this machine's memory" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="sends a signal")
 def test_130_where_it_is_interrupted() -> None:
     words = (*JOB, "--arch", "asp", "--workers", "256", "--jitter", "0.3")

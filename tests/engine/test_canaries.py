@@ -465,6 +465,7 @@ FULL: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("arch", "options"), FULL, ids=[arch for arch, _ in FULL])
 def test_pace_above_what_a_resource_can_bear(arch: str, options: dict[str, Any]) -> None:

@@ -396,6 +396,7 @@ def mechanisms(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("arch", thinned(VARIANTS))
 def test_exact_formulas_stay_exact(arch: str) -> None:

@@ -134,6 +134,7 @@ def test_bounds_that_are_never_reached_cost_no_time() -> None:
         assert found.rounds <= 24 * found.runs
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("bound", [20_000, 10**9])
 @pytest.mark.parametrize("slow", [(), (Straggler(0, 2.0),)])
@@ -258,6 +259,7 @@ def test_a_lead_has_settled_once_it_reaches_its_final_value() -> None:
 # -- the transient itself ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_first_iterations_are_those_before_the_bound() -> None:
     start = perfmodel.predict(bounded(start="together"), iterations=50)
     graph = build_graph(bounded(start="together"))
@@ -310,6 +312,7 @@ def test_the_interval_of_a_short_run_matches_the_spread_of_such_runs() -> None:
     assert "10 iterations" in short.interval.text or found < short.interval.parts.model
 
 
+@pytest.mark.slow
 def test_runs_of_a_deterministic_job_do_not_differ() -> None:
     graph = build_graph(bounded(start="together"))
     assert run_spread(graph, 5, warmup=5) == RunSpread()

@@ -608,6 +608,7 @@ def gossip(probability: float) -> tuple[OpGraph, Ids]:
     return b.made(step), read
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("probability", [1.0, 0.25, 0.0])
 def test_a_message_reaches_only_the_drawn_partner(probability: float) -> None:

@@ -177,6 +177,7 @@ def test_the_idleness_interval_follows_from_the_step() -> None:
     assert (low, high) == pytest.approx(tuple(1.0 - 4.0 / steps))
 
 
+@pytest.mark.slow
 def test_staleness_has_an_interval_only_without_a_bound() -> None:
     known = {"workload": workload([1.0], [3.0], [12.0]), "cluster": cluster(8.0), "workers": 4}
     ratios = []

@@ -31,6 +31,7 @@ source = "by hand"
 """
 
 
+@pytest.mark.slow
 def test_a_plan_to_a_loss_is_one_to_its_tokens() -> None:
     decoder = catalogue.model("llama-7b").decoder
     assert decoder is not None

@@ -295,6 +295,7 @@ def test_omitted_instances_are_named(tmp_path: Path) -> None:
         plan(model="resnet50", catalogue_file=path, instance=["odd"], arch="ring")
 
 
+@pytest.mark.slow
 def test_the_instances_with_an_a10g_are_candidates() -> None:
     found = plan(
         model="resnet50", instance=["g5.xlarge", "p3.2xlarge"], arch="ring", workers=[1, 2]

@@ -305,6 +305,7 @@ def slow_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coarse, "phases", wrong)
 
 
+@pytest.mark.slow
 def test_canary_a_wrong_formula_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     slow_formulas(monkeypatch)
     jobs = [one for one in first_cells(FIRST) if one.job.workers <= SMALL and by_formula(one)]

@@ -68,6 +68,7 @@ def test_one_device_and_one_step_keep_the_jitter() -> None:
     assert islands(1, 1, jitter).jitter == jitter
 
 
+@pytest.mark.slow
 def test_a_round_of_the_slowest_islands_lasts_as_long_as_drawn() -> None:
     """Four steps of two devices, then 8 bytes to and from the other island at 1 byte/s."""
     jitter = pm.Jitter(0.3)

@@ -72,6 +72,7 @@ def factors(sequences: int, steps: int, seed: int = 3) -> np.ndarray:
     return loads / loads.mean()
 
 
+@pytest.mark.slow
 def test_the_largest_of_several_workers_sets_the_pace() -> None:
     """Of a step, half varies; by draws, by the closed form, and by both routes."""
     drawn = factors(2, 8 * 4000).reshape(-1, 8).max(axis=1).mean()

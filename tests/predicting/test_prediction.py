@@ -234,6 +234,7 @@ def test_files_named_in_a_job_file_are_relative_to_it(tmp_path: Path) -> None:
     assert arguments == {"workload": tmp_path / "net.json", "cluster": tmp_path / "lab.toml"}
 
 
+@pytest.mark.slow
 def test_a_random_job_is_simulated_until_its_interval_is_narrow() -> None:
     """Little jitter needs the fewest runs; much jitter needs more, and the width is reported."""
     calls: list[tuple[int, int]] = []

@@ -196,6 +196,7 @@ def test_canary_one_copy_alone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> No
 # -- against the drawn schedule, another program ---------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("schedule", "chunks"), [("dualpipe", 1), ("dualpipe_v", 2)])
 @examples(20)

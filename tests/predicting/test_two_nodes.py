@@ -18,6 +18,7 @@ PAIRED = msgspec.structs.replace(WHERE, pair_efficiency=0.5)
 HALVED = msgspec.structs.replace(WHERE, nic=Link(20.0, 0.01, 0.5))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("fidelity", ["fine", "coarse"])
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ def places(source: str) -> list[str]:
     return [*without_asking(tree), *without_encoding(tree)]
 
 
+@pytest.mark.slow
 def test_other_systems_are_asked_first() -> None:
     found = []
     for path in sorted((ROOT / "perfmodel").rglob("*.py")):

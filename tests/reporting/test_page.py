@@ -84,6 +84,7 @@ def mismatches(text: str, values: dict[str, Any]) -> list[str]:
     return [name for name, rows in wanted.items() if found.get(name) != rows]
 
 
+@pytest.mark.slow
 def test_the_tables_equal_the_json(text: str, made: Report) -> None:
     assert mismatches(text, made.to_dict()) == []
 
@@ -132,6 +133,7 @@ def test_a_job_and_its_prediction_have_the_same_report(made: Report, text: str) 
         assert found.to_dict() == made.to_dict()
 
 
+@pytest.mark.slow
 def test_the_page_of_a_prediction_needs_no_further_predictions() -> None:
     job = msgspec.structs.replace(make_job(**JOB), workers=2)
     found = tables(predict(job).report())

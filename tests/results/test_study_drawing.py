@@ -158,6 +158,7 @@ def test_synchronous_schedules_have_no_staleness_to_draw() -> None:
     assert {end for *_, end in bars(found)} == {50}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
     [

@@ -230,6 +230,7 @@ def root(c: Crossover, one: Job) -> float:
     return float(expression.xreplace({**values, **dict.fromkeys(others, sympy.Integer(1))}))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("arch", "options"), thinned(SOLVED, 3))
 @settings(examples(6), phases=ONCE)

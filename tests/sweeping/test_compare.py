@@ -351,6 +351,7 @@ def test_a_coarse_prediction_shows_its_phases_and_its_error() -> None:
     assert lines["phases"].rstrip().endswith("of an iteration")
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("sync", "chosen"), [("bsp", "coarse:"), ("asp", "fine, because")])
 def test_auto_notes_its_choice_and_the_reason(sync: str, chosen: str) -> None:

@@ -125,6 +125,7 @@ def test_the_command_prints_the_library_result(found: Convergence) -> None:
     assert len(list(csv.DictReader(io.StringIO(printed)))) == len(values["points"])
 
 
+@pytest.mark.slow
 def test_a_schedule_in_a_file_is_replayed(found: Convergence, tmp_path: Path) -> None:
     """The ring's curves of seed 0, from a file with the same number of gradients."""
     path = tmp_path / "ring.npz"

@@ -125,6 +125,7 @@ def test_predictions_from_many_threads_equal_those_of_one() -> None:
         assert list(pool.map(predict, jobs)) == alone
 
 
+@pytest.mark.slow
 def test_inputs_and_results_can_be_pickled() -> None:
     job = make_job(workload=WORK, cluster=cluster(), arch="easgd", workers=4)
     found = sweep(**MIXED)

@@ -136,6 +136,7 @@ def test_a_random_sample_equals_predictions(framework: str) -> None:
         assert found.bubble_fraction[k] == pytest.approx(bubble, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.usefixtures("links_apart")
 @pytest.mark.parametrize("exchange", ["ring", "all-gather", "hierarchical"])

@@ -43,6 +43,7 @@ def test_multiprocessors_share_tiles_but_not_less_than_one() -> None:
     assert many > four
 
 
+@pytest.mark.slow
 def test_arrays_and_symbols_agree_with_numbers() -> None:
     import sympy
 

@@ -101,6 +101,7 @@ TRUTH = {
 }
 
 
+@pytest.mark.slow
 def test_a_fit_recovers_the_true_parameters() -> None:
     found = table_fits.fit(rings(), hkbu.prior)
     for name in ("10GbE with TCP/IP", "inside"):

@@ -290,6 +290,7 @@ DOCUMENTS: dict[str, Any] = {
 """The same for keys of models whose sequences are packed."""
 
 
+@pytest.mark.slow
 def test_cases_take_every_key_of_job_files(tmp_path: Path) -> None:
     """A key that job files get later needs a value here, and is then a key of cases as well."""
     # of one_device_step_s, balance, document_length
@@ -450,6 +451,7 @@ def test_no_cases_are_refused() -> None:
         validate([])
 
 
+@pytest.mark.slow
 @pytest.mark.draws
 def test_the_figure_shows_every_case(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
