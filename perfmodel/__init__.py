@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.inputs import wiring
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 if TYPE_CHECKING:
     from pathlib import Path
