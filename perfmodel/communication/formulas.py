@@ -120,8 +120,8 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
 
     ``use`` is the busy time for each byte that a worker sends, with the rings of all groups;
     ``hop_s`` the mean latency of a step inside a site; ``flow_s`` the least time per byte on one
-    connection; ``sites_s`` (workers,) the latency from the site of each worker to that of the next
-    one.
+    connection; ``sites_s`` (workers,) by how much the latency from the site of each worker to that
+    of the next one is longer than that of a hop between nodes.
     """
 
     use: Use
@@ -161,7 +161,7 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
             ),
             hop_s,
             where(away, 1.0 / (rings * q.flow_bytes_per_s), 0.0),
-            None if several else q.sites_latency_s,
+            None if several else _beyond(q.sites_latency_s, hop_s),
         )
 
     def _chain(self, q: Quantities) -> Ring:
@@ -183,7 +183,7 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
     def _passed_on(self, q: Quantities, span: GroupSpan | None) -> Ring:
         """Return the rings with the mean latency of a step instead of the longest one, for messages
         that members pass on without waiting for others."""
-        if self.sites_s is not None or is_symbol(q.workers):
+        if is_symbol(q.workers):
             return self
         nodes = q.nodes if span is None else span.members / span.on_node
         members = q.workers if span is None else span.members
@@ -200,8 +200,12 @@ class Ring(msgspec.Struct, frozen=True, eq=False):
         """Return the latency of ``steps`` steps."""
         if self.sites_s is None:
             return steps * self.hop_s
-        more_s = np.maximum(self.sites_s - self.hop_s, 0.0)
-        return steps * self.hop_s + most_along(more_s, int(steps))
+        return steps * self.hop_s + most_along(self.sites_s, int(steps))
+
+
+def _beyond(sites_s: Floats | None, hop_s: Quantity) -> Floats | None:
+    """Return by how much latencies between sites are longer than that of a hop."""
+    return None if sites_s is None else np.maximum(sites_s - hop_s, 0.0)
 
 
 def _closed(q: Quantities, options: Reduction) -> Rate:

@@ -78,22 +78,19 @@ class Members(msgspec.Struct, frozen=True, eq=False):
     def latency_s(self, steps: int) -> float:
         """Return the latency of ``steps`` steps round the rings.
 
-        Each step has the mean latency of a hop, for a member passes on what it receives without
-        waiting for others. Between sites, each step has that of the longest hop inside of one, and
-        a message passes the links between them once per round: their latencies add up along the
-        ring.
+        Each step has the mean latency of a hop inside a site, for a member passes on what it
+        receives without waiting for others. A message passes the links between sites once per
+        round, not in each step: by how much their latencies are longer adds up along the ring.
         """
         if self.count == 1:
             return 0.0
         source, target = self._hops()
         hop_s = self.fabric.between_nodes_s(source, target)
+        mean_s = steps * float(hop_s.mean(axis=-1).max())
         if self.fabric.between is None:
-            return steps * float(hop_s.mean(axis=-1).max())
-        inside_s = float(hop_s.max())
-        more_s = np.maximum(self.fabric.between_s(source, target) - inside_s, 0.0)
-        return steps * inside_s + max(
-            most_along(ring, steps) for ring in more_s.reshape(-1, self.count)
-        )
+            return mean_s
+        more_s = np.maximum(self.fabric.between_s(source, target) - hop_s, 0.0)
+        return mean_s + max(most_along(ring, steps) for ring in more_s.reshape(-1, self.count))
 
     def _hops(self) -> tuple[Ids, Ids]:
         """Return the ends of each hop of each ring, (groups, rings, members)."""

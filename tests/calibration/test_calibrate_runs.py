@@ -335,11 +335,8 @@ def test_canary_outliers_move_a_least_squares_fit(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("overlap", [True, False])
 def test_the_overlap_is_recovered(overlap: bool) -> None:
-    if overlap:
-        fit = fitted()
-    else:
-        some = made(TRUTH, overlap=False, workers=(1, 4, 8, 16))
-        fit = fit_runs(some, fit=[*TRUTH, "overlap"])
+    some = made(TRUTH, overlap=overlap, workers=(1, 4, 8, 16))
+    fit = fit_runs(some, fit=[*TRUTH, "overlap"])
     assert fit.overlap is not None
     assert (fit.overlap.value, fit.overlap.was, fit.overlap.status) == (overlap, True, "identified")
     assert any("--no-overlap" in note for note in fit.notes) == (not overlap)
