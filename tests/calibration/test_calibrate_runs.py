@@ -622,6 +622,7 @@ def test_the_command_writes_files_that_predict_can_read(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -328,6 +328,7 @@ def test_where_workers_are_placed() -> None:
             assert where.devices_at(node, workers) == nodes[:workers].count(node)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(7)
 @each_with(("devices", "parts"), [(1, (1, 1, 1, 1)), (2, (2, 2)), (3, (3,))])
 def test_a_part_of_each_node_equals_a_smaller_node(

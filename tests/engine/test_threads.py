@@ -44,6 +44,7 @@ def crashes(processes: int) -> list[int]:
     return codes
 
 
+@pytest.mark.slow
 def test_first_predictions_from_eight_threads() -> None:
     assert crashes(3) == []
 

@@ -372,6 +372,7 @@ def test_a_worker_alone_is_never_stale() -> None:
     assert [report.staleness for _, report in seen] == [{0: 4 * 2}]
 
 
+@pytest.mark.slow
 def test_asynchronous_workers_go_on_until_all_are_done() -> None:
     through = threading.Event()
 

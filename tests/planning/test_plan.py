@@ -80,6 +80,7 @@ def exhaustive(path: Path, space: dict[str, Any], objective: str) -> dict[tuple[
 MORE = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 10)]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", [0, 1, *MORE])
 def test_the_choice_is_the_best_of_all_simulated_candidates(seed: int, tmp_path: Path) -> None:

@@ -252,6 +252,7 @@ def test_windows_vary_less() -> None:
     assert 0.0 < part("gemma3-27b") < 0.9 * part("llama-8b")
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("split", "zigzag"), [("zigzag", True), ("contiguous", False), ("documents", None)]

@@ -255,6 +255,7 @@ def test_twice_the_times_and_bytes_take_twice_as_long(arch: str, data: st.DataOb
     assert makespan(build_graph(larger)) == pytest.approx(2 * makespan(build_graph(plain)))
 
 
+@pytest.mark.slow
 @examples(24)
 @given(data=st.data())
 def test_faster_links_never_make_a_single_replica_slower(data: st.DataObject) -> None:

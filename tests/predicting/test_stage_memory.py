@@ -416,6 +416,7 @@ def test_a_device_of_a_stage_shards_it() -> None:
         assert four.gathered_bytes > 0.0
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_says_which_stage_and_what_helps() -> None:
     job = made(GPT3, tensor=8, pipeline=8, micro_batches=64)
     text = memory_of(job).shortage("a100-80")

@@ -294,6 +294,7 @@ def jobs(draw: st.DrawFn) -> Job:
     )
 
 
+@pytest.mark.slow
 @examples(10)
 @given(data=st.data())
 def test_laws_hold(data: st.DataObject) -> None:

@@ -105,6 +105,7 @@ def test_synchronous_workers_are_sgd_with_large_batches(kind: str, optimizer: Op
     assert loss == pytest.approx(by_hand(TASK, optimizer, GRADIENTS // 4, 32)[-1], rel=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in SYNCHRONOUS])
 def test_canary_other_architectures_are_not_plain_sgd(kind: str) -> None:

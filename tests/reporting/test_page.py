@@ -119,6 +119,7 @@ def test_names_cannot_inject_markup() -> None:
     assert "&lt;script&gt;alert(1)" in found
 
 
+@pytest.mark.slow
 def test_a_coarse_prediction_says_why_it_has_no_timeline() -> None:
     text = predict(make_job(**JOB), fidelity="coarse").report()
     assert "a coarse prediction has no timeline" in text

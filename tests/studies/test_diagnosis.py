@@ -143,6 +143,7 @@ def test_the_rate_of_a_slow_link_is_recovered() -> None:
     )
 
 
+@pytest.mark.slow
 def test_probabilities_by_hand() -> None:
     """Two causes that predict the same differ by what was measured before: slow computation would
     have shown on one device, whose speed is known."""

@@ -112,6 +112,7 @@ def test_noise_is_measured_on_request(found: Convergence) -> None:
     assert noisy.noise_scale_samples > 0.0
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_library_result(found: Convergence) -> None:
     result = CliRunner().invoke(cli, [*WORDS, "--json"])
     assert result.exit_code == 0, result.output

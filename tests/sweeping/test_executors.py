@@ -173,6 +173,7 @@ def left(processes: list[int], within_s: float = 20.0) -> list[int]:
 needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
 
 
+@pytest.mark.slow
 @needs_proc
 def test_processes_give_the_same_sweep() -> None:
     with Processes(2) as pool:
