@@ -160,3 +160,13 @@ def test_operators_of_the_catalogue_have_the_operations_of_their_layers() -> Non
         if layers:
             least = 0.88 if name in depthwise else 0.99
             assert least * flop < of_operators <= flop * 1.0001, name
+
+
+def test_the_nearest_devices_count_whether_or_not_their_times_are_per_layer() -> None:
+    """An H200, whose times are per layer, has 16 times the memory bandwidth of an L4."""
+    resnet = catalogue.model("resnet50")
+    assert any(one.device == "h200" and one.per_layer for one in resnet.timings)
+    w = catalogue.workload(resnet, device_name="l4", precision="mixed", batch_size=128)
+    found = next(note for note in w.assumptions if note.name == "layer times")
+    assert str(found.value).startswith("from a10 ")
+    assert "h200" not in str(found.value)
