@@ -40,6 +40,7 @@ MOST_WHOLE = 10**9
 """Default upper limit of a whole number."""
 
 
+@functools.lru_cache(maxsize=1024)
 def limits_of(name: str) -> Limits:
     """Return the limits of the quantity ``name``; its place and index, if any, are ignored.
 

@@ -118,9 +118,9 @@ def layers_of(
     make = _Making(d, s, element, tensor, kept=kept, parallel=parts)
     vocabulary = -(-d.vocabulary // tensor)
     layers = make.embeddings(vocabulary)
-    layers += [
-        make.named(f"blocks.{i}.", layer) for i in range(d.blocks) for layer in make.block(i)
-    ]
+    kinds = [(d.has_experts(i), d.attended(i, s)) for i in range(d.blocks)]
+    one = {kind: make.block(kinds.index(kind)) for kind in set(kinds)}
+    layers += [make.named(f"blocks.{i}.", x) for i, kind in enumerate(kinds) for x in one[kind]]
     for i in range(d.multi_token):
         layers += [make.named(f"further.{i}.", layer) for layer in make.further(d.blocks + i)]
     layers.append(make.norm("norm"))
