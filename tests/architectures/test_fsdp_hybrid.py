@@ -7,6 +7,7 @@ reduce-scatter, or in an all-gather, and all bytes of its part in an all-reduce.
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
 import msgspec
@@ -212,8 +213,10 @@ def test_one_simulated_group_can_represent_all(
 
 
 @pytest.mark.slow
-def test_groups_on_all_kinds_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [routes_agree(case, monkeypatch) for case in CASES]
+@pytest.mark.parametrize("part", range(8))
+def test_groups_on_all_kinds_of_nodes(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed = random.Random(1).sample(CASES, len(CASES))
+    found = [routes_agree(case, monkeypatch) for case in mixed[part::8]]
     assert 0.3 < sum(one is None for one in found) / len(found) < 1.0
 
 
