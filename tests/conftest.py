@@ -7,7 +7,8 @@ that again and again took 6 of 18 seconds of collection, and up to half a second
 Compiled modules are kept even if the environment says otherwise, as images of containers do: tests
 start many processes, and rewriting the assertions of all tests takes half the time of collection.
 
-``--hypothesis-profile=long`` draws forty times as many, different ones each time.
+``--hypothesis-profile=long`` draws forty times as many, different ones each time. ``--drawn N``
+runs one in N of the selected cases of each rule: the same ``--seed`` draws the same ones again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -55,9 +57,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return WorkStealingScheduling(config, log)
 
 
-@pytest.hookimpl(tryfirst=True)  # before slow tests are left out
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases that a sampled test leaves out. Run modules with expensive fixtures first, so
-    that processes only take over single tests without fixtures at the end."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("cases")
+    group.addoption("--drawn", type=int, default=1, metavar="N", help="run one in N cases")
+    group.addoption("--drawn-by", choices=["rule", "file"], default="rule", help="of what")
+    group.addoption("--seed", default="0", help="what --drawn draws by")
+
+
+@pytest.hookimpl(tryfirst=True, wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    """Mark the cases that a sampled test leaves out, before slow tests are left out; afterwards
+    leave out those that are not drawn. Run modules with expensive fixtures first, so that processes
+    only take over single tests without fixtures at the end."""
     items.sort(key=lambda item: "tests/validation/" not in item.nodeid)
     profiles.mark_unsampled(items)
+    yield
+    share, seed, by = (config.getoption(name) for name in ("drawn", "seed", "drawn_by"))
+    if share > 1:
+        kept = profiles.drawn(items, share, seed, by)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+        items[:] = [item for item in items if item.nodeid in kept]

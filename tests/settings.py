@@ -1,4 +1,5 @@
-"""How many examples and cases a test has: more of them in longer profiles and in slow tests."""
+"""How many examples and cases a test has: more of them in longer profiles and in slow tests, and
+a part of them where ``--drawn`` says so."""
 
 from __future__ import annotations
 
@@ -63,3 +64,38 @@ def mark_unsampled(items: Iterable[pytest.Item]) -> None:
         drawn = Random(name).sample(range(len(all_)), -(-len(all_) // kept[name]))
         for number in set(range(len(all_))).difference(drawn):
             all_[number].add_marker(pytest.mark.slow)
+
+
+SOURCE_TESTS = "tests/validation"
+"""Tests of measured sources: one family, of which a file is drawn as a whole, as its tests share
+the predictions of a source."""
+
+
+def family(item: pytest.Item, by: str) -> tuple[str, str]:
+    """The family of cases among which ``--drawn`` draws, and the unit that is drawn as a whole.
+
+    The cases of one test are a family. So are the tests of one kind that have the mark ``family``
+    with the same name; those that share what takes long have the same ``unit``."""
+    file = item.nodeid.partition("::")[0]
+    mark = item.get_closest_marker("family")
+    if by == "file":
+        return file, item.nodeid
+    if mark is not None:
+        return mark.args[0], mark.kwargs.get("unit", item.nodeid)
+    if file.startswith(f"{SOURCE_TESTS}/"):
+        return SOURCE_TESTS, file
+    return item.nodeid.partition("[")[0], item.nodeid
+
+
+def drawn(items: Iterable[pytest.Item], share: int, seed: str, by: str = "rule") -> set[str]:
+    """Identifiers of one in ``share`` of the units of each family, and at least one of each."""
+    families: dict[str, dict[str, list[str]]] = {}
+    for item in items:
+        name, unit = family(item, by)
+        families.setdefault(name, {}).setdefault(unit, []).append(item.nodeid)
+    return {
+        identifier
+        for name, units in families.items()
+        for unit in Random(f"{seed} {name}").sample(list(units), -(-len(units) // share))
+        for identifier in units[unit]
+    }

@@ -163,6 +163,7 @@ def digests(hash_seed: str) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.family("hash seeds")
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", names())
 def test_same_seed_same_result_under_any_hash_seed(arch: str) -> None:

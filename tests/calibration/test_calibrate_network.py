@@ -38,7 +38,7 @@ from perfmodel.measuring.measurements import Measurement, Measurements, Operatio
 from perfmodel.theory.collective_times import Growth
 from tests.jobs import job, workload
 from tests.measured import measured, predicted_cases
-from tests.settings import thinned
+from tests.settings import SOURCE_TESTS, thinned
 
 SIZES = [float(2**k) for k in range(3, 27, 2)]
 
@@ -548,6 +548,7 @@ def groups() -> dict[str, dict[str, Any]]:
     return summarise(predicted_cases(sets))
 
 
+@pytest.mark.family(SOURCE_TESTS)
 @pytest.mark.parametrize(
     ("group", "median"),
     [

@@ -126,6 +126,7 @@ def placed(truth: Mapping[str, float], **more: Any) -> RunsFit:
     return fit_runs(made(truth, cluster=NODES, archs=("ring",), workers=counts, **more))
 
 
+@pytest.mark.family("fits of made runs")
 @pytest.mark.slow
 def test_contention_between_devices_of_a_node_is_recovered() -> None:
     truth = {"slowdown_per_neighbour": 0.08, "inside_efficiency": 0.3, "efficiency": 0.6}
@@ -138,6 +139,7 @@ def test_contention_between_devices_of_a_node_is_recovered() -> None:
     assert where.intra_node.efficiency == fit.values["inside_efficiency"]
 
 
+@pytest.mark.family("fits of made runs")
 @pytest.mark.slow
 def test_parameters_that_do_not_help_held_out_runs_are_not_fitted() -> None:
     fit = placed({"efficiency": 0.6})
@@ -198,6 +200,7 @@ def test_a_fit_that_identifies_nothing_keeps_every_value(name: str, jitter: Jitt
     assert fit.held_out is not None
 
 
+@pytest.mark.family("fits of made runs")
 @pytest.mark.slow
 def test_handover_costs_are_fitted_on_request() -> None:
     truth = {"handover_per_byte_s": 2e-10}
@@ -287,6 +290,7 @@ def test_the_true_parameters_are_recovered(fit_of: Callable[[], RunsFit]) -> Non
     assert 0.5 * NOISE < fit.run_spread < 2.0 * NOISE
 
 
+@pytest.mark.family("fits of made runs")
 @pytest.mark.slow
 def test_runs_without_noise_give_exact_parameters() -> None:
     fit = fit_runs(made(TRUTH, noise=0.0), fit=list(TRUTH))
@@ -295,6 +299,7 @@ def test_runs_without_noise_give_exact_parameters() -> None:
     assert fit.residuals.worst < 0.01
 
 
+@pytest.mark.family("many draws")
 @pytest.mark.slow
 def test_intervals_have_their_stated_coverage() -> None:
     centres = {"latency_s": 25e-6, "efficiency": 0.94, "compute_factor": 1.0}
@@ -311,6 +316,7 @@ def test_intervals_have_their_stated_coverage() -> None:
     assert 0.75 <= np.mean(held) <= 0.98  # 60 intervals of 90 %
 
 
+@pytest.mark.family("fits of made runs")
 @pytest.mark.slow
 def test_two_outliers_among_24_runs_do_not_move_the_fit() -> None:
     runs = made(TRUTH)
@@ -323,6 +329,7 @@ def test_two_outliers_among_24_runs_do_not_move_the_fit() -> None:
     assert not any("unlike" in note for note in right.notes)
 
 
+@pytest.mark.family("fits of made runs")
 @pytest.mark.slow
 def test_canary_outliers_move_a_least_squares_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regression, "TOLERATED", 1e6)
@@ -331,6 +338,7 @@ def test_canary_outliers_move_a_least_squares_fit(monkeypatch: pytest.MonkeyPatc
     assert max(moved) > 0.05
 
 
+@pytest.mark.family("fits of made runs")
 @pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("overlap", [True, False])
@@ -360,6 +368,7 @@ def test_an_overlap_given_by_the_runs_is_used() -> None:
         fit_runs([Observation(job, 30.0)], fit=["overlap"])
 
 
+@pytest.mark.family("fits of made runs")
 @pytest.mark.slow
 def test_jitter_is_recovered() -> None:
     truth = {"jitter": 0.2, "compute_factor": 1.1}
@@ -372,6 +381,7 @@ def test_jitter_is_recovered() -> None:
     assert jitter.cv == fit["jitter"].value
 
 
+@pytest.mark.family("fits of made runs")
 @pytest.mark.slow
 def test_server_costs_are_recovered() -> None:
     truth = {"update_per_tensor_s": 2e-3, "update_per_byte_s": 2e-9}
@@ -384,6 +394,7 @@ def test_server_costs_are_recovered() -> None:
 # not identifiable from the runs
 
 
+@pytest.mark.family("fits of made runs")
 @pytest.mark.slow
 def test_parameters_without_effect_keep_their_value() -> None:
     fit = fit_runs(made(TRUTH, archs=("ring",)))
@@ -436,6 +447,7 @@ def test_parameters_identifiable_only_together_are_reported() -> None:
 # alternatives
 
 
+@pytest.mark.family("fits of made runs")
 @pytest.mark.slow
 def test_held_out_errors_exceed_residuals() -> None:
     fit = fit_runs(made(TRUTH, archs=("ring",), models=(DEEP,), noise=0.05))

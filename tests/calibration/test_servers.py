@@ -97,6 +97,7 @@ def synchronous(
 GRID = [(1, 1), (2, 1), (3, 1), (1, 2), (2, 2), (1, 3), (4, 2), (2, 4)]
 
 
+@pytest.mark.family("fits of made runs")
 @pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("cpu", [True, False])
@@ -119,6 +120,7 @@ def test_synchronous_runs_with_more_workers_and_servers_are_predicted(cpu: bool)
         assert low_s < truth_s < high_s
 
 
+@pytest.mark.family("fits of made runs")
 @pytest.mark.slow
 def test_canary_slower_runs_change_the_fit() -> None:
     first, second = (
@@ -172,6 +174,7 @@ def fit() -> ServersFit:
     return fit_servers([run for name in LOADS for run in series(name, COUNTS)])
 
 
+@pytest.mark.family("fits of made runs", unit="servers")
 @pytest.mark.slow
 def test_server_costs_are_recovered(fit: ServersFit) -> None:
     for name, (_, _, compute_s) in LOADS.items():
@@ -179,6 +182,7 @@ def test_server_costs_are_recovered(fit: ServersFit) -> None:
         assert fit[f"any/{name}"].compute_s == pytest.approx(compute_s, rel=0.05)
 
 
+@pytest.mark.family("fits of made runs")
 @pytest.mark.slow
 def test_several_servers_are_fitted_too() -> None:
     counts = (2, 4, 8, 12, 16)  # servers that are hardly busy do not show their costs
@@ -186,6 +190,7 @@ def test_several_servers_are_fitted_too() -> None:
     assert fit_servers(runs)["many"].costs == pytest.approx(TRUE, rel=0.1)
 
 
+@pytest.mark.family("fits of made runs", unit="servers")
 @pytest.mark.slow
 def test_canary_another_server_is_noticed(fit: ServersFit) -> None:
     slower = fit_servers([run for name in LOADS for run in series(name, COUNTS, 2.0)])
@@ -193,6 +198,7 @@ def test_canary_another_server_is_noticed(fit: ServersFit) -> None:
     assert slower["big"].costs[name] > 1.3 * fit["big"].costs[name]
 
 
+@pytest.mark.family("fits of made runs", unit="servers")
 @pytest.mark.slow
 def test_a_fit_makes_a_cluster_and_workloads_with_uncertainties(fit: ServersFit) -> None:
     more = fit["many"].job(asynchronous("many", 12, CLUSTER))
@@ -204,6 +210,7 @@ def test_a_fit_makes_a_cluster_and_workloads_with_uncertainties(fit: ServersFit)
     assert wide > narrow
 
 
+@pytest.mark.family("fits of made runs", unit="servers")
 @pytest.mark.slow
 def test_a_new_dnn_needs_runs_of_one_worker_only(fit: ServersFit) -> None:
     (more,) = serve_others(fit, series("new", (1,))).values()

@@ -178,6 +178,7 @@ def test_commands_report_plain_simulation_in_one_line(checkout: Path) -> None:
     assert "it cannot be loaded" in line
 
 
+@pytest.mark.family("hash seeds")
 @pytest.mark.slow
 def test_results_do_not_depend_on_the_loop_or_the_hash_seed() -> None:
     program = (

@@ -247,6 +247,7 @@ def test_a_random_run_continues_until_its_interval_is_narrow(rel_ci: float) -> N
     assert 0.3 < found.rounds / (1.96 * 0.5 / rel_ci) ** 2 < 3.0
 
 
+@pytest.mark.family("many draws")
 @pytest.mark.slow
 def test_most_intervals_of_short_runs_cover_the_truth() -> None:
     """Runs that stop once the interval is narrow are slightly overconfident."""

@@ -49,6 +49,7 @@ def test_first_predictions_from_eight_threads() -> None:
     assert crashes(3) == []
 
 
+@pytest.mark.family("many draws")
 @pytest.mark.slow
 def test_first_predictions_from_eight_threads_of_50_processes() -> None:
     assert crashes(50) == []

@@ -161,6 +161,7 @@ def test_the_table_has_every_group_and_classes_that_are_large_enough() -> None:
         assert 0.0 <= whole.median <= whole.p90
 
 
+@pytest.mark.family("many draws")
 @pytest.mark.slow
 def test_declared_bands_hold_for_replicas() -> None:
     """Of jobs that neither measured the bands nor checked them; exact is exact."""
@@ -279,6 +280,7 @@ def by_formula(one: Cell) -> bool:
     return expected is not None and expected <= TOLERANCE
 
 
+@pytest.mark.family("many draws")
 @pytest.mark.slow
 def test_auto_is_within_its_tolerance_for_nine_in_ten_jobs() -> None:
     drawn = list(cells(FRESH, MANY))
@@ -305,6 +307,7 @@ def slow_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coarse, "phases", wrong)
 
 
+@pytest.mark.family("many draws")
 @pytest.mark.slow
 def test_canary_a_wrong_formula_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     slow_formulas(monkeypatch)
@@ -313,6 +316,7 @@ def test_canary_a_wrong_formula_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
     assert np.mean(found) < 0.5
 
 
+@pytest.mark.family("many draws")
 @pytest.mark.slow
 def test_declared_bands_hold_on_small_jobs() -> None:
     """90 % of the jobs that are not exact are within their declared error."""

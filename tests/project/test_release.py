@@ -163,6 +163,15 @@ def test_each_part_of_the_checks_is_described_and_called() -> None:
     assert called(read(ROOT / ".github" / "workflows" / "ci.yml")) == set(parts())
 
 
+def test_every_part_that_is_drawn_runs_whole_each_night() -> None:
+    sections = re.split(r"^if part ", text_of(".ci/run"), flags=re.M)[1:]
+    parts_drawn = {words.split(";")[0] for words in sections if "run_drawn " in words}
+    assert parts_drawn == {"slow", "plain", "properties"}
+    nightly = read(ROOT / ".github" / "workflows" / "nightly.yml")
+    assert called(nightly) == parts_drawn
+    assert [job["env"]["PERFMODEL_DRAWN"] for job in nightly["jobs"].values()] == ["1"]
+
+
 @pytest.mark.skipif(os.name == "nt", reason="bash may be that of another system there")
 def test_an_unknown_part_is_refused() -> None:
     done = subprocess.run(

@@ -22,7 +22,7 @@ from perfmodel.replay.tasks import TrainingTask, make_task, network_task
 from perfmodel.results.schedule import Schedule
 from tests.replay.recorded import recorded
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.family("lessons")]
 
 SEEDS = 8
 GRADIENTS, BATCH = 1250, 16

@@ -94,6 +94,7 @@ def rates(told: list[tuple[str, Diagnosis]]) -> tuple[float, float]:
     return float(np.mean([r == 0 for r in ranks])), float(np.mean([r < 2 for r in ranks]))
 
 
+@pytest.mark.family("many draws")
 @pytest.mark.slow
 def test_planted_causes_are_found() -> None:
     """With the probabilities that causes have before; of 100 jobs, 89 to 98 come first in five

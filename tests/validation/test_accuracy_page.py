@@ -35,6 +35,7 @@ from perfmodel import cli
 from perfmodel.base.errors import InputError
 from perfmodel.catalogue import catalogue
 from tests.measured import predicted_cases
+from tests.settings import SOURCE_TESTS
 
 ABOUT = About(
     title="Rings in the lab",
@@ -218,6 +219,7 @@ LONG = ("pollux", "sia", "vtrain_llm")
 """Sources of thousands of runs, which take minutes to predict."""
 
 
+@pytest.mark.family(SOURCE_TESTS)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in SOURCES if name not in LONG])
 def test_canary_a_bias_breaks_the_coverage_of_a_source(name: str) -> None:
