@@ -122,7 +122,8 @@ class Workers(msgspec.Struct, frozen=True, eq=False):
     ``device`` (workers,) are slots; ``node`` (workers,) node numbers; ``noise`` the random factors
     of their computation; ``slowdown`` (workers,) each worker's compute time relative to the
     profile; ``returns`` (workers, chunks), in pipelines, the ops that end the last backward pass of
-    each chunk; ``axes`` names the pass of an update, if there are several."""
+    each chunk; ``axes`` names the pass of an update, if there are several; ``rows`` (workers,) are
+    their numbers if they are some of the job's."""
 
     node: Ids
     device: Ids
@@ -136,11 +137,12 @@ class Workers(msgspec.Struct, frozen=True, eq=False):
     loading: Ids | None = None
     returns: Ids | None = None
     axes: tuple[Axis, ...] = ()
+    rows: Ids | None = None
 
     @property
     def index(self) -> Ids:
-        """0 to workers - 1."""
-        return np.arange(len(self.node))
+        """The workers' numbers, (workers,): 0 to workers - 1 if these are all."""
+        return np.arange(len(self.node)) if self.rows is None else self.rows
 
     def compute(
         self,

@@ -234,6 +234,66 @@ def test_formulas_of_copies_equal_the_simulation(data: st.DataObject) -> None:
     assert coarse_s == pytest.approx(fine_s, rel=1e-9)
 
 
+WAITING = {**COPIED, "blocking_reduce": True}
+
+
+def test_a_host_that_waits_gathers_ahead_only_after_copies() -> None:
+    """The gather of the next unit is issued once the present one has been copied out of its buffer,
+    and parameters are copied once the gradients before are reduced."""
+    assert spans(WAITING) == {
+        "all-gather unit 0": (0.0, 1.0),
+        "copies of parameters, 0": (1.0, 2.0),
+        "all-gather unit 1": (2.0, 2.5),
+        "forward, layer0": (2.0, 3.0),
+        "copies of parameters, 1": (3.0, 3.625),
+        "forward, layer1": (3.625, 4.625),
+        "all-gather again unit 1": (4.625, 5.125),
+        "copies of parameters, 1 again": (5.125, 5.75),
+        "all-gather again unit 0": (5.75, 6.75),
+        "backward, layer1": (5.75, 6.75),
+        "copies of gradients, 1": (6.75, 7.25),
+        "reduce-scatter unit 1": (7.25, 7.75),
+        "copies of parameters, 0 again": (7.75, 8.75),
+        "backward, layer0": (8.75, 9.75),
+        "copies of gradients, 0": (9.75, 10.5),
+        "reduce-scatter unit 0": (10.5, 11.5),
+        "optimizer": (11.5, 11.75),
+    }
+
+
+def test_a_host_that_waits_gathers_one_unit_ahead_before_each_backward_pass() -> None:
+    """Without prefetch the pass waits for the gather of the next unit too; nothing overlaps."""
+    found = spans({**WAITING, "prefetch": 0})
+    unchanged = spans({**COPIED, "prefetch": 0})
+    for name in ("copies of parameters, 1 again", "optimizer"):
+        assert found[name] == unchanged[name]
+    assert found["all-gather again unit 0"] == (6.25, 7.25)
+    assert found["backward, layer1"] == (7.25, 8.25)
+    assert found["reduce-scatter unit 1"] == (8.75, 9.25)
+    assert found["copies of parameters, 0 again"] == (9.25, 10.25)
+
+
+def test_a_host_that_waits_also_waits_for_sums_among_replicas() -> None:
+    """Two groups of two: sums of the halves of units take 1 s and 0.5 s, of which the last one and
+    that before the copies of unit 0 are on the way."""
+    one = job(WORK, cluster(), 4, "fsdp", {**EACH, **WAITING, "shard_group": 2})
+    assert predict(one).iteration_s == pytest.approx(11.75 + 1.0 + 0.5, rel=1e-12)
+    graph = build_graph(one)
+    ends = {graph.op_name(span.op): span.end_s for span in timeline(graph, iterations=1)}
+    for worker in range(4):
+        assert ends[f"copies of parameters worker {worker}, 0"] == 2.0
+        assert ends[f"copies of parameters worker {worker}, 0 again"] == 9.25
+
+
+def test_the_first_hook_of_a_host_that_waits_issues_all_gathers_ahead() -> None:
+    """Two units ahead: copies of unit 0 end at 2, of unit 1, after the pass of unit 0, at 4."""
+    work = workload([1.0] * 4, [1.0] * 4, [2.0] * 4)
+    options = {**EACH, **WAITING, "prefetch": 2, "reshard_after_forward": False}
+    graph = build_graph(job(work, cluster(), 2, "fsdp", options))
+    begins = {graph.op_name(span.op): span.start_s for span in timeline(graph, iterations=1)}
+    assert [begins[f"all-gather unit {unit}"] for unit in range(4)] == [0.0, 2.0, 3.0, 4.0]
+
+
 @pytest.mark.parametrize(
     ("forward", "backward", "gathers"), [(True, False, 6), (False, True, 3), (False, False, 1)]
 )

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from perfmodel.architectures.fsdp import order
@@ -190,7 +191,9 @@ def _in_time(
 
     A shard group runs one collective at a time, in the order of issue
     (:func:`perfmodel.architectures.fsdp.order.issue_order`); a replica group runs one alongside.
+    ``blocking_reduce`` is left out.
     """
+    options = msgspec.structs.replace(options, blocking_reduce=False)
     count = len(units.first)
     passes = _computations(layers, scale, units)
     before, after = _copies(one_pass, around, count)

@@ -104,6 +104,8 @@ def _add_collectives(
         b.edge(reduced, waiting[:, None])
         if options.blocking_reduce:
             b.edge(reduced[:, 1:], one.backward[:, units.last[:-1]])
+            for group, its in zip(shards, added, strict=True):
+                _before_copies(b, reduced[group.rows], its.again.get(number))
         for begin in (group.begins.get(number + 1) for group in added):
             if begin is not None:
                 b.edge(made.ravel(), np.broadcast_to(begin, made.size))
@@ -112,17 +114,22 @@ def _add_collectives(
 class Added(NamedTuple):
     """Ops of a shard group that each wait for all of its workers: all-gathers before forward,
     (gathers,); by number of the pass, reduce-scatters, (units,), and at stage 3 the collective that
-    is issued first, (1,)."""
+    is issued first, (1,), and what workers do after all-gathers for backward, (workers, units)."""
 
     gathered: Ids
     reduced: dict[int, Ids]
     begins: dict[int, Ids]
+    again: dict[int, Ids]
 
 
 def _among(workers: Workers, rows: Ids) -> Workers:
     """Return the passes of some of the workers."""
     return msgspec.structs.replace(
-        workers, forward=workers.forward[rows], backward=workers.backward[rows]
+        workers,
+        node=workers.node[rows],
+        forward=workers.forward[rows],
+        backward=workers.backward[rows],
+        rows=rows,
     )
 
 
@@ -140,6 +147,7 @@ def _add_shard_group(
     gathers: list[Ids] = []
     reduced: dict[int, Ids] = {}
     begins: dict[int, Ids] = {}
+    copies: dict[int, Ids] = {}
     if options.stage < 3:  # all units are gathered before the next step begins
         gathers.append(communicator.add("all-gather", gather, axis="unit"))
     for number, (workers, one) in enumerate(zip(passes, order.passes_of(job), strict=True)):
@@ -162,7 +170,9 @@ def _add_shard_group(
         if not issues:
             continue
         made = reduced.get(number, NO_OPS)[::-1]
-        begins[number] = _in_issue_order(b, job, issues, workers, units, needed, made)
+        begins[number], copied = _in_issue_order(b, job, issues, workers, units, needed, made)
+        if one.again and copied is not None:
+            copies[number] = copied[:, -len(units.first) :]
         before = passes[number - 1].backward[:, :1] if number else optimizer[:, None]
         _edge_from_all(b, before, begins[number], lag=0 if number else 1)
     if options.stage < 3:
@@ -171,7 +181,7 @@ def _add_shard_group(
         _edge_from_all(b, optimizer[:, None], gathered[:1])
         last = np.broadcast_to(gathered[-1], optimizer.shape)
         b.edge(last, passes[0].forward[:, 0], lag=1)
-    return Added(np.concatenate(gathers), reduced, begins)
+    return Added(np.concatenate(gathers), reduced, begins, copies)
 
 
 def _add_sums(
@@ -198,8 +208,9 @@ def _in_issue_order(
     units: order.Units,
     gathers: Ids,
     reduced: Ids,
-) -> Ids:
-    """Add the edges of a pass of stage 3, and return the collective issued first, (1,).
+) -> tuple[Ids, Ids | None]:
+    """Add the edges of a pass of stage 3, and return the collective issued first, (1,), and what
+    workers do after gathers, (workers, gathers), if that takes time.
 
     Units are gathered before they compute, and reduced after backward. ``gathers`` and ``reduced``
     are in the order of issue; each waits for the one issued before.
@@ -208,7 +219,7 @@ def _in_issue_order(
     ends = [workers.forward[:, units.last], workers.backward[:, units.first[::-1]]]
     begin, end = np.concatenate(begins, axis=1), np.concatenate(ends, axis=1)
     needing, count = begin[:, : len(gathers)], len(units.first)
-    around = order.around(job)
+    around, after_gathers = order.around(job), None
     if around is not None and len(reduced):
         names = list(map(str, range(count)))[::-1]
         copied = _add_copies(b, workers, "copies of gradients", around.reductions[::-1], names)
@@ -223,13 +234,47 @@ def _in_issue_order(
         _after_layers(b, job, copied, workers, units)
         if len(reduced) and len(gathers) > count and not _in_pipeline(job):
             b.edge(end[:, count:-1], copied[:, count + 1 :])
-        needing = copied
+        needing = after_gathers = copied
+    if Options.of(job).blocking_reduce:
+        _wait_in_hooks(b, Options.of(job), begin, after_gathers, gathers)
     b.edge(np.broadcast_to(gathers, needing.shape), needing)
     issued = np.array([(gathers if one.gather else reduced)[one.number] for one in issues])
     after = np.array([one.after for one in issues])
     b.chain(issued)
     _edge_from_all(b, end[:, after[after >= 0]], issued[after >= 0])
-    return issued[:1]
+    return issued[:1], after_gathers
+
+
+def _wait_in_hooks(
+    b: GraphBuilder, options: Options, begin: Ids, copied: Ids | None, gathers: Ids
+) -> None:
+    """Let gathers ahead wait for copies, (workers, gathers), where the host waits for collectives.
+
+    The hook before a unit's pass waits for its gather and copies, and then issues the gather of a
+    later unit; the first hook of forward, and of backward, also issues its own. Without
+    ``prefetch`` it also waits for that gather before the pass, which begins with ``begin``
+    (workers, computations).
+
+    References
+    ----------
+    torch/distributed/fsdp, ``_fully_shard/_fsdp_state.py``: ``_pre_forward``, ``_pre_backward``.
+    """
+    units, number = begin.shape[1] // 2, np.arange(len(gathers))
+    before = np.array(options.ahead(units))[number]
+    first = number - number % units
+    ahead = (number > first) & (before > 0)
+    hook = np.maximum(number - before, first)[ahead]
+    if copied is not None:
+        _edge_from_all(b, copied[:, hook], gathers[ahead])
+    if options.prefetch == 0:
+        b.edge(np.broadcast_to(gathers[ahead], (len(begin), len(hook))), begin[:, hook])
+
+
+def _before_copies(b: GraphBuilder, reduced: Ids, copied: Ids | None) -> None:
+    """Let copies of parameters for backward, (workers, units in reverse), wait until the gradients
+    of the unit before, (workers, units), are reduced: the same host waits for both."""
+    if copied is not None:
+        b.edge(reduced[:, :0:-1], copied[:, 1:])
 
 
 def _add_copies(
@@ -237,12 +282,13 @@ def _add_copies(
 ) -> Ids:
     """Add what each worker does around collectives of these units, (workers, units)."""
     shape = len(workers.node), len(seconds)
+    of_workers = [f"worker {number}" for number in workers.index]
     made = b.ops(
         label,
         (*(1 for _ in workers.axes), *shape),
         seconds=seconds,
         group=workers.index[:, None],
-        axes=(*workers.axes, ("worker", None), ("unit", units)),
+        axes=(*workers.axes, ("worker", of_workers), ("unit", units)),
     )
     return made.reshape(shape)
 

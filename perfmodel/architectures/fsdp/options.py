@@ -68,7 +68,8 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
     blocking_reduce: Annotated[
         bool,
         Option(
-            "wait for the gradients of each unit before backward goes on, as FSDP2 does over gloo",
+            "the host waits for each collective, as FSDP2's does over gloo: backward goes on once "
+            "gradients are reduced, and later units are gathered once the present one is copied",
             formulas=False,
         ),
     ] = False
@@ -116,6 +117,16 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
 
     def _around_s(self, copied_bytes: Quantity) -> Quantity:
         return self.collective_host_s + copied_bytes * self.copy_per_byte_s
+
+    def ahead(self, units: int) -> list[int]:
+        """Return how many units are gathered ahead of each computation: the forward passes of all
+        units, and their backward passes.
+
+        FSDP2 gathers one ahead in backward unless told otherwise, also if the host waits for it
+        (torch/distributed/fsdp, ``_fully_shard/_fsdp_param_group.py``: ``_backward_prefetch``).
+        """
+        backward = max(self.prefetch, 1) if self.blocking_reduce else self.prefetch
+        return [self.prefetch] * units + [backward] * units
 
     @property
     def group_size(self) -> int:

@@ -112,16 +112,17 @@ def issue_order(units: int, options: Options) -> list[Issue]:
 
     Computations are numbered: the forward passes of all units and then, in reverse order, their
     backward passes. All-gather k belongs to computation k, and reduce-scatter k follows backward
-    pass units + k. An all-gather is issued ``prefetch`` + 1 computations before its own, once its
-    unit has been freed. After a unit's backward pass its gradients are reduced before the next unit
-    is gathered, because its post-backward hook runs before the pre-backward hook of the next unit,
-    which gathers and prefetches (torch/distributed/fsdp: ``_runtime_utils.py``,
+    pass units + k. An all-gather is issued ``prefetch`` + 1 computations before its own
+    (:meth:`Options.ahead`), once its unit has been freed. After a unit's backward pass its
+    gradients are reduced before the next unit is gathered, because its post-backward hook runs
+    before the pre-backward hook of the next unit, which gathers and prefetches
+    (torch/distributed/fsdp: ``_runtime_utils.py``,
     ``_fully_shard/_fsdp_param_group.py``; BackwardPrefetch.BACKWARD_PRE). The collectives of one
     process group run one after the other in the order of issue, whatever their streams.
     """
     gathers = 2 * units if options.reshard_after_forward else units
-    freed = [-1] * units + [units - 1] * units
-    issues = [Issue(True, k, max(k - options.prefetch - 1, freed[k])) for k in range(gathers)]
+    freed, ahead = [-1] * units + [units - 1] * units, options.ahead(units)
+    issues = [Issue(True, k, max(k - ahead[k] - 1, freed[k])) for k in range(gathers)]
     issues += [Issue(False, k, units + k) for k in range(units)]
     return sorted(issues, key=lambda issue: (issue.after, issue.gather, issue.number))
 
