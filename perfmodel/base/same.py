@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+import functools
+from collections.abc import Callable
+from typing import Generic, TypeVar, TypeVarTuple, Unpack
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+R = TypeVar("R")
 
 
 class Same(Generic[T]):
@@ -26,3 +30,28 @@ class Same(Generic[T]):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Same) and other.value is self.value
+
+
+def kept(
+    most: int,
+) -> Callable[[Callable[[T, Unpack[Ts]], R]], Callable[[T, Unpack[Ts]], R]]:
+    """Make a function keep its last ``most`` results, each for the same first argument, whatever
+    that contains, and equal others.
+
+    >>> lengths = kept(8)(len)
+    >>> values = [1]
+    >>> lengths(values), values.append(2), lengths(values), lengths([1, 2])
+    (1, None, 1, 2)
+    """
+
+    def keeping(function: Callable[[T, Unpack[Ts]], R]) -> Callable[[T, Unpack[Ts]], R]:
+        @functools.lru_cache(maxsize=most)
+        def known(first: Same[T], others: tuple[*Ts]) -> R:
+            return function(first.value, *others)
+
+        def of(first: T, *others: *Ts) -> R:
+            return known(Same(first), others)
+
+        return of
+
+    return keeping

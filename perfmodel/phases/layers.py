@@ -12,7 +12,7 @@ import numpy as np
 
 from perfmodel.base.arrays import Floats
 from perfmodel.base.quantities import Quantity, axes_of, column, many, maximum
-from perfmodel.base.same import Same
+from perfmodel.base.same import kept
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
     @classmethod
     def of(cls, workload: Workload) -> Layers:
         """Return the layers of a workload, with the gradients of each in one part."""
-        known = _layers_of(Same(expanded(workload).layers))
+        known = _layers_of(expanded(workload).layers)
         made = msgspec.structs.replace(known)
         made.__dict__[OF_BYTES] = known.__dict__.setdefault(OF_BYTES, {})
         return made
@@ -372,9 +372,9 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         return tuple(tuple((p.place, p.bytes, p.tensors) for p in layer) for layer in self.parts)
 
 
-@functools.lru_cache(maxsize=64)
-def _layers_of(layers: Same[tuple[WorkloadLayer, ...]]) -> Layers:
-    return Layers.each(layers.value)
+@kept(64)
+def _layers_of(layers: tuple[WorkloadLayer, ...]) -> Layers:
+    return Layers.each(layers)
 
 
 def _latest(*times: Quantity) -> Quantity:

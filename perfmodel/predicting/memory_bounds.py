@@ -9,7 +9,6 @@ stages send to each other.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ import numpy as np
 
 from perfmodel.architectures.base import architecture_of
 from perfmodel.base.arrays import Floats, Ids
-from perfmodel.base.same import Same
+from perfmodel.base.same import kept
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.recomputation import ATTENTION, block_of
 from perfmodel.inputs.replica import Replica
@@ -103,7 +102,7 @@ def least_kept(least: Least, passes: Ids, known: Known) -> tuple[Floats, Floats]
 
 def _of_first(job: Job, replica: Replica, known: Known) -> First:
     """Return the bytes of a device of the first stage."""
-    layers, divided = _layers(Same(job.workload), replica_of(job)), replica_of(job)
+    layers, divided = _layers(job.workload, replica_of(job)), replica_of(job)
     chunks = known.chunks_of(job, replica)
     held = [slice(one.start, one.stop) for one in chunks[:: replica.pipeline]]
     outputs = layers.outputs[[one.stop - 1 for one in chunks]]
@@ -120,10 +119,9 @@ def _of_first(job: Job, replica: Replica, known: Known) -> First:
     )
 
 
-@functools.lru_cache(maxsize=512)
-def _layers(of: Same[Workload], replica: Replica) -> Layers:
+@kept(512)
+def _layers(work: Workload, replica: Replica) -> Layers:
     """Return the layers of one micro-batch on a device."""
-    work = of.value
     shares = [shares_of(layer, replica) for layer in work.layers]
     count, activation = np.array(shares).T
     gradients = [sum(layer.tensor_bytes) for layer in work.layers] / count

@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.base.arrays import Ids
-from perfmodel.base.same import Same
+from perfmodel.base.same import kept
 from perfmodel.inputs.activations import FUSED_LOSS, Peak, Peaks, by_kind, kind_of
 from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.peaks import peaks_of
@@ -101,16 +101,15 @@ def device_works(
     whole : the workload of the replica.
     accelerator : whether devices are accelerators, see :func:`perfmodel.inputs.peaks.peaks_of`.
     """
-    return _device_works(Same(whole), replica, accelerator, most)
+    return _device_works(whole, replica, accelerator, most)
 
 
-@functools.lru_cache(maxsize=64)
+@kept(64)
 def _device_works(
-    of: Same[Workload], replica: Replica, accelerator: bool, most: int | None
+    whole: Workload, replica: Replica, accelerator: bool, most: int | None
 ) -> tuple[DeviceWork, ...]:
     """Return what :func:`device_works` does; layouts that differ in architecture share it."""
-    whole = of.value
-    layers = pass_of(of).layers
+    layers = pass_of(whole).layers
     chunks = chunks_of(layers, replica)
     schedule = schedule_of(replica, whole.accumulation)
     share = 1.0 / replica.tensor if replica.sequence_parallel else 1.0

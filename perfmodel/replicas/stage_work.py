@@ -12,7 +12,7 @@ import numpy as np
 from perfmodel.base import files
 from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import InputError
-from perfmodel.base.same import Same
+from perfmodel.base.same import kept
 from perfmodel.inputs.passes import accumulated, one_pass
 from perfmodel.inputs.replica import Replica, Stage, Tied, Transfers
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
@@ -189,13 +189,13 @@ def stages_of(workload: Workload, replica: Replica, most: int | None = None) -> 
     ------
     InputError : there are too few layers, or no such schedule.
     """
-    return list(_stages_of(Same(workload), replica, most))
+    return list(_stages_of(workload, replica, most))
 
 
-@functools.lru_cache(maxsize=64)
-def _stages_of(of: Same[Workload], replica: Replica, most: int | None) -> tuple[StageWork, ...]:
+@kept(64)
+def _stages_of(workload: Workload, replica: Replica, most: int | None) -> tuple[StageWork, ...]:
     """Return what :func:`stages_of` does; layouts that differ in architecture share it."""
-    workload, one = of.value, pass_of(of)
+    one = pass_of(workload)
     chunks = chunks_of(one.layers, replica)
     schedule = schedule_of(replica, workload.accumulation)
     whole = Whole.of(one, tied=schedule.updates.kind == "flush")
@@ -207,10 +207,10 @@ def _stages_of(of: Same[Workload], replica: Replica, most: int | None) -> tuple[
     return tuple(works)
 
 
-@functools.lru_cache(maxsize=64)
-def pass_of(update: Same[Workload]) -> Workload:
+@kept(64)
+def pass_of(update: Workload) -> Workload:
     """Return one pass of an update, with layers."""
-    return one_pass(expanded(update.value))
+    return one_pass(expanded(update))
 
 
 class Whole(NamedTuple):
@@ -295,7 +295,7 @@ def part_of(workload: Workload, one: Workload, held: list[range], stage: Stage) 
 
 def boundary_bytes(workload: Workload, replica: Replica) -> list[float]:
     """Return the bytes that each chunk passes on to the next per micro-batch, (chunks - 1,)."""
-    one = pass_of(Same(workload))
+    one = pass_of(workload)
     return [one.layers[chunk.stop - 1].passed_on_bytes for chunk in chunks_of(one.layers, replica)][
         :-1
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from perfmodel.base import files
 from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import InputError
-from perfmodel.base.same import Same
+from perfmodel.base.same import kept
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.job_replica import (
     INTERLEAVED,
@@ -297,13 +296,13 @@ def _divided(job: Job, tensor: int, context: int, expert: int, each: int, recomp
 
 def with_passes(job: Job, passes: int) -> Job:
     """Return a job of one micro-batch with so many."""
-    return msgspec.structs.replace(job, workload=_accumulated(Same(job.workload), passes))
+    return msgspec.structs.replace(job, workload=_accumulated(job.workload, passes))
 
 
-@functools.lru_cache(maxsize=256)
-def _accumulated(of_pass: Same[Workload], passes: int) -> Workload:
+@kept(256)
+def _accumulated(of_pass: Workload, passes: int) -> Workload:
     """Return the workload of an update; layouts that differ in architecture share it."""
-    return accumulated(of_pass.value, passes)
+    return accumulated(of_pass, passes)
 
 
 def flat(shapes: Shapes) -> tuple[Ids, Ids]:

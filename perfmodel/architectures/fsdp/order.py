@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from perfmodel.architectures.fsdp.options import Options
 from perfmodel.base.arrays import Floats, Ids
-from perfmodel.base.same import Same
+from perfmodel.base.same import kept
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.precisions import EIGHT_BITS, SHORT
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
@@ -42,27 +41,27 @@ def units_of(workload: Workload, unit_bytes: float, stage: int = 3) -> Units:
     At stage 3 units have frozen parameters, too. Those of layers without others belong to the
     preceding layer, or to the first.
     """
-    return _grouped(Same(expanded(workload).layers), unit_bytes, whole=stage == 3)
+    return _grouped(expanded(workload).layers, unit_bytes, stage)
 
 
-@functools.lru_cache(maxsize=256)
-def _grouped(layers: Same[tuple[WorkloadLayer, ...]], unit_bytes: float, *, whole: bool) -> Units:
+@kept(256)
+def _grouped(layers: tuple[WorkloadLayer, ...], unit_bytes: float, stage: int) -> Units:
     """Group layers; see :func:`units_of`."""
     index: list[int] = []
     sizes: list[float] = []
     frozen: list[float] = []
     before = 0.0
-    for number, layer in enumerate(layers.value):
-        kept = layer.frozen_bytes if whole else 0.0
+    for number, layer in enumerate(layers):
+        held = layer.frozen_bytes if stage == 3 else 0.0
         if layer.tensor_bytes:
             index.append(number)
             sizes.append(sum(layer.tensor_bytes))
-            frozen.append(kept + before)
+            frozen.append(held + before)
             before = 0.0
         elif frozen:
-            frozen[-1] += kept
+            frozen[-1] += held
         else:
-            before += kept
+            before += held
     groups = ddp_buckets(
         np.add(sizes, frozen).tolist(), cap_bytes=unit_bytes, first_cap_bytes=unit_bytes
     )
