@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 import msgspec
 
 from perfmodel.base.errors import InputError, number, whole_number
-from perfmodel.base.limits import MOST_WHOLE
+from perfmodel.base.limits import MOST_WHOLE, limits_of
 
 LEAST_MOST = 1e9
 """The smallest upper limit of any unit; all lower limits are 1 or less."""
@@ -26,14 +26,19 @@ class Range(NamedTuple):
     whole: bool = False
     besides: tuple[float | None, ...] = ()
 
-    def surely_hold(self, value: object) -> bool:
-        """Whether a value, or each in a tuple, is in the range whatever the limits of its unit."""
+    def holds(self, name: str, value: object) -> bool:
+        """Whether a value, or each in a tuple, is a plain number in the range."""
         if isinstance(value, tuple):
-            return all(map(self.surely_hold, value))
+            return all(self.holds(name, part) for part in value)
         if type(value) is not int and (self.whole or type(value) is not float):
             return False
-        least = self.at_least if self.above is None else 1.0
-        return bool(least <= value <= (LEAST_MOST if self.at_most is None else self.at_most))
+        least, most = self.at_least, LEAST_MOST if self.at_most is None else self.at_most
+        if self.above is not None:
+            small = self.above == 0.0 and value < 1.0
+            least = limits_of(name).least if small else math.nextafter(self.above, math.inf)
+        if value > most and self.at_most is None and not self.whole:
+            most = limits_of(name).most
+        return bool(least <= value <= most)
 
     def check(self, name: str, value: object) -> None:
         """Raise InputError if a value, or any in a tuple, is out of range."""
@@ -79,7 +84,7 @@ class Ranged(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         for name, limits in self.RANGES.items():
             value = getattr(self, name)
-            if value in limits.besides or limits.surely_hold(value):
+            if value in limits.besides or limits.holds(name, value):
                 continue
             try:
                 limits.check(name, value)
