@@ -7,7 +7,7 @@ import numpy as np
 
 from perfmodel.base.arrays import NONE, Floats, Ids, Refs
 from perfmodel.engine import codes
-from perfmodel.engine.flows import in_flight
+from perfmodel.engine.flows import fields, in_flight
 from perfmodel.engine.measures import Totals
 from perfmodel.engine.progress import progress, short_runs
 from perfmodel.engine.world import World, assign, column, scalar, starts
@@ -27,49 +27,48 @@ class State(msgspec.Struct, frozen=True):
 
 def state(world: World) -> State:
     """Return the state of a world. Equal states of a deterministic graph have equal futures."""
-    now = scalar(world, "now")
-    phase, taken = column(world, "ops", "phase"), column(world, "ops", "taken")
-    timers = scalar(world, "timers")
+    now, timers = scalar(world, "now"), scalar(world, "timers")
+    phase, taken, missing, since = fields(world, "ops", "phase", "taken", "missing", "since")
     what, when = np.array(world.timer_what[:timers], _L), np.array(world.timer_time[:timers], _F)
     order = np.lexsort((when, what))
     moving, left = in_flight(world)
-    gates = column(world, "gate_edges", "target")
-    target = column(world, "edges", "target")
-    surplus = column(world, "edges", "tokens").copy()
+    gates, kinds = fields(world, "gate_edges", "target", "kind")
+    target, tokens = fields(world, "edges", "target", "tokens")
+    surplus = tokens.copy()
     plain = target >= 0
     surplus[plain] -= taken[target[plain]]
     if len(gates):
         special = np.flatnonzero(~plain)
         gate = -1 - target[special]
-        kind = column(world, "gate_edges", "kind")[gate]
-        counted = np.logical_or.reduce([kind == one for one in _COUNTING])
+        counted = np.logical_or.reduce([kinds[gate] == one for one in _COUNTING])
         surplus[special[counted]] -= taken[gates[gate[counted]]]
+    cycles, left_special, *special_counts = fields(
+        world, "specials", "cycle", "left", "count", "open"
+    )
     counts = [
         phase,
-        column(world, "ops", "missing"),
+        missing,
         surplus,
         column(world, "slots", "free"),
         column(world, "probes", "open"),
-        column(world, "specials", "count"),
-        column(world, "specials", "open"),
+        *special_counts,
         _phases(world, taken),
-        *(column(world, "items", name) for name in ("tokens", "admitted", "loaded")),
+        *fields(world, "items", "tokens", "admitted", "loaded"),
         np.array(world.counter_part),
         _risen(world),
         what[order],
         moving,
     ]
-    cycles = column(world, "specials", "cycle")
     cycles = cycles[cycles > 0.0]
     times = [
         when[order] - now,
-        now - column(world, "ops", "since")[phase == codes.QUEUED],
+        now - since[phase == codes.QUEUED],
         np.ceil(now / cycles) * cycles - now,
     ]
     return State(
         np.concatenate([np.asarray(values, _L) for values in counts]),
         np.concatenate(times),
-        np.concatenate([left, column(world, "specials", "left")]),
+        np.concatenate([left, left_special]),
     )
 
 
@@ -80,7 +79,7 @@ def _risen(world: World) -> Ids:
     simulation see fewer updates than probes of later rounds in an otherwise equal state.
     """
     names = ("counter", "stamp", "room", "next", "open")
-    probe = {name: column(world, "probes", name) for name in names}
+    probe = dict(zip(names, fields(world, "probes", *names), strict=True))
     counting = np.flatnonzero((probe["counter"] >= 0) & (probe["open"] > 0))
     if not len(counting):
         return np.zeros(0, _L)
@@ -122,10 +121,11 @@ def moved_bytes(world: World) -> Floats:
 def totals(graph: OpGraph, world: World) -> Totals:
     """Return the counters and sums so far, including the completed part of running ops."""
     one = {name: scalar(world, name) for name in _COUNTED}
-    phase = column(world, "ops", "phase")
+    phase, since = fields(world, "ops", "phase", "since")
     running = np.flatnonzero((phase == codes.WORKING) | (phase == codes.MOVING))
     slot_busy = column(world, "slots", "busy").copy()
-    since = one["now"] - column(world, "ops", "since")[running]
+    seconds, count = fields(world, "probes", "seconds", "count")
+    since = one["now"] - since[running]
     holding = np.repeat(running, np.diff(graph.hold_start)[running])
     if not any(isinstance(rule, Choice) for rule in graph.rules):
         first = graph.hold_start[running]
@@ -138,8 +138,8 @@ def totals(graph: OpGraph, world: World) -> Totals:
         rounds=one["slowest"],
         iterations=column(world, "groups", "iterations").astype(_L),
         progress=progress(graph, world) if short_runs(graph) else np.zeros(0),
-        probe_seconds=column(world, "probes", "seconds").copy(),
-        probe_count=column(world, "probes", "count").copy(),
+        probe_seconds=seconds.copy(),
+        probe_count=count.copy(),
         slot_busy=slot_busy,
         moved=moved_bytes(world),
         walks=one["walks"],

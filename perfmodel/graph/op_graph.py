@@ -83,6 +83,13 @@ class Block(msgspec.Struct, frozen=True):
             return f"{self.label} {self.member(identity)}"
         return f"{self.label}{self.member(identity)}" if self.size > 1 else self.label
 
+    def names(self, ids: Iterable[int]) -> list[list[str]]:
+        """Return the names of what each id represents: one, or all along a folded axis."""
+        along = self.axes[0][1] if len(self.axes) == 1 else None
+        if self.shape == (1,) and along is not None and len(along) > 1:
+            return [[f"{self.label} {name}" for name in along] for _ in ids]
+        return [[self.name(identity)] for identity in ids]
+
     def member(self, identity: int) -> str:
         """Return what distinguishes an id from others of the block, such as ``worker 3, fc``."""
         if self.part:

@@ -12,7 +12,7 @@ from perfmodel.base.arrays import Floats
 from perfmodel.engine.measures import Measures
 from perfmodel.engine.simulation import first_iterations, run_spread, simulate
 from perfmodel.engine.warmup import Progress
-from perfmodel.graph.op_graph import CAUSES, Block, OpGraph
+from perfmodel.graph.op_graph import CAUSES, OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.predicting import budget
 from perfmodel.predicting.bottleneck import bottleneck
@@ -202,21 +202,13 @@ def _utilisation(graph: OpGraph, run: Measures, devices: Devices) -> Utilisation
     cores: dict[str, float] = {}
     for block in graph.links:
         shown = cores if block.label == CORES else links
-        for link in range(block.first, block.first + block.size):
-            if run.link_utilisation[link] > 0.0:
-                use = float(run.link_utilisation[link])
-                shown |= dict.fromkeys(_members(block, link), use)
+        ids = range(block.first, block.first + block.size)
+        used = [link for link in ids if run.link_utilisation[link] > 0.0]
+        for link, names in zip(used, block.names(used), strict=True):
+            shown |= dict.fromkeys(names, float(run.link_utilisation[link]))
     return Utilisation(
         workers={f"worker {i}": part for i, part in enumerate(busy)},
         servers=servers,
         links=links,
         cores=cores,
     )
-
-
-def _members(block: Block, identity: int) -> list[str]:
-    """Return the names of the members an id represents: one, or all along a folded axis."""
-    names = block.axes[0][1] if len(block.axes) == 1 else None
-    if block.shape == (1,) and names is not None and len(names) > 1:
-        return [f"{block.label} {name}" for name in names]
-    return [block.name(identity)]
