@@ -16,7 +16,6 @@ from benchmarks.coarse import draw, draw_many, draw_replicas
 from benchmarks.coarse.classes import Known
 from benchmarks.coarse.draw import Cell
 from perfmodel import build_graph, predict
-from perfmodel.architectures import registry
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.predicting import bands, coarse
 from perfmodel.predicting.bands import BandClass
@@ -156,7 +155,7 @@ def known(one: Cell) -> bool:
     """Return whether the formulas support all features of a job."""
     if one.job.replica is not None:
         return coarse.leaves_out(one.job) is None
-    return registry.model_of(one.job).leaves_out(one.job) is None
+    return coarse.model_of(one.job).leaves_out(one.job) is None
 
 
 def row(one: Cell, fine_s: float) -> Row:

@@ -10,18 +10,16 @@ import functools
 import math
 import os
 from collections.abc import Mapping
-from typing import cast
 
 import msgspec
 
 from perfmodel import architectures
-from perfmodel.architectures.base import Architecture, Coarse, load
+from perfmodel.architectures.base import Architecture, load
 from perfmodel.base.errors import InputError, nearest, spelling, unknown_name
 from perfmodel.base.files import ready
 from perfmodel.base.provenance import Assumption
 from perfmodel.base.units import is_number, parse
 from perfmodel.inputs.cluster import Cluster
-from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import OptionDescription, Options, described
 
 FSDP = "choose --arch fsdp with --option stage=1, 2 or 3 (for short: zero1, zero2, zero3)"
@@ -79,23 +77,6 @@ TYPES: Mapping[object, str] = {bool: "true or false", int: "a whole number", flo
 """What an option takes, by its type."""
 
 
-def model_of(job: Job) -> Coarse:
-    """Return the coarse model of a job's architecture."""
-    return coarse_of(cast(Architecture, job.architecture))
-
-
-def coarse_of(architecture: Architecture) -> Coarse:
-    """Return the coarse model of an architecture.
-
-    Raises
-    ------
-    InputError : it has none.
-    """
-    if architecture.coarse is None:
-        raise InputError(f"fidelity: {architecture.name} has no coarse model (allowed: fine)")
-    return architecture.coarse
-
-
 @functools.cache
 def names() -> tuple[str, ...]:
     """Return the names of all architectures, sorted."""
@@ -121,6 +102,8 @@ def find(name: str) -> tuple[Architecture, Mapping[str, object]]:
     ------
     InputError : no architecture has that name.
     """
+    if name in names():
+        return load(name), {}
     known = {spelling(name): name for name in names()}
     spelt = spelling(name)
     if spelt in known:

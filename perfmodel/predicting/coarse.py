@@ -10,12 +10,13 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.architectures.registry import model_of
+from perfmodel.architectures.base import Architecture, Coarse
 from perfmodel.base.errors import InputError, number
 from perfmodel.base.quantities import maximum
 from perfmodel.inputs.job import Job
@@ -56,6 +57,19 @@ any, by whether workers are replicas of several devices: the largest of 18 jobs 
 
 SATURATED = 0.95
 """Utilisation at which a resource counts as saturated."""
+
+
+def model_of(job: Job) -> Coarse:
+    """Return the coarse model of a job's architecture.
+
+    Raises
+    ------
+    InputError : it has none.
+    """
+    architecture = cast(Architecture, job.architecture)
+    if architecture.coarse is None:
+        raise InputError(f"fidelity: {architecture.name} has no coarse model (allowed: fine)")
+    return architecture.coarse
 
 
 def phases(

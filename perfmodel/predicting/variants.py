@@ -10,14 +10,13 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from perfmodel.architectures.registry import model_of
 from perfmodel.base.errors import InputError
 from perfmodel.base.quantities import Quantity
 from perfmodel.inputs.job import MOST_WORKERS, Job
 from perfmodel.inputs.links import Link
 from perfmodel.phases.layers import Layers
 from perfmodel.phases.quantities import Quantities, iteration_cv, quantities_of
-from perfmodel.predicting.coarse import Floats, phases
+from perfmodel.predicting.coarse import Floats, model_of, phases
 
 Axis = NDArray[Any]
 """Numbers or whole numbers along one axis."""

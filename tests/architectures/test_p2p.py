@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from perfmodel import InputError, Jitter, Link, NodeOverride, Straggler, build_graph, predict
-from perfmodel.architectures import registry
 from perfmodel.engine.simulation import simulate, timeline
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph, block_of
+from perfmodel.predicting import coarse
 from tests.jobs import cluster, job, workload
 from tests.settings import examples
 
@@ -120,7 +120,7 @@ def test_both_routes_agree_where_updates_take_time(
     )
     options = {"overlap": overlap, "reduce_per_byte_s": data.draw(st.sampled_from([0.0, 0.25]))}
     one = job(work, cluster(1.0, hop / 2), workers, "p2p", options)
-    assert registry.model_of(one).exact(one)
+    assert coarse.model_of(one).exact(one)
     by_formula = predict(one, fidelity="coarse").iteration_s
     assert predict(one).iteration_s == pytest.approx(by_formula, rel=1e-9)
 

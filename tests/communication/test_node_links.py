@@ -22,12 +22,12 @@ from perfmodel import (
     make_job,
     predict,
 )
-from perfmodel.architectures import registry
 from perfmodel.communication.costs import LinkCosts
 from perfmodel.communication.fabric import Fabric, places_of
 from perfmodel.communication.members import Members
 from perfmodel.communication.reduction import Reduction
 from perfmodel.inputs.job import Job
+from perfmodel.predicting import coarse
 from perfmodel.theory import collective_times
 from tests.jobs import cluster, job, workload
 from tests.settings import thinned
@@ -263,7 +263,7 @@ def test_formulas_equal_the_simulation_inside_nodes(
 ) -> None:
     one = job(WORK, boxes(kind, devices, nics), workers, arch, options)
     fine, formula = predict(one), predict(one, fidelity="coarse")
-    exact = registry.model_of(one).exact(one)
+    exact = coarse.model_of(one).exact(one)
     assert exact or arch in ("p2p", "d_psgd")
     tolerance = 1e-9 if exact else 0.02
     assert formula.iteration_s == pytest.approx(fine.iteration_s, rel=tolerance)
@@ -296,7 +296,7 @@ def test_asynchronous_formulas_are_near(
 ) -> None:
     """If the error is declared as known; a node's shared link once made it up to 99 %."""
     one = job(WORK, boxes(kind, devices), workers, arch, options, start="staggered", jitter=0.1)
-    assert registry.model_of(one).leaves_out(one) is None
+    assert coarse.model_of(one).leaves_out(one) is None
     found = predict(one, fidelity="coarse")
     simulated = predict(one, rel_ci=0.03)
     assert found.iteration_s == pytest.approx(simulated.iteration_s, rel=0.1)
@@ -307,7 +307,7 @@ def test_asynchronous_formulas_are_near(
 def test_jobs_that_formulas_leave_out_are_simulated(kind: Any) -> None:
     """Some partners are on the same node and some are not."""
     one = job(WORK, boxes(kind, 4), 16, "ad_psgd", start="staggered", jitter=0.1)
-    assert registry.model_of(one).leaves_out(one) == "several devices on a node"
+    assert coarse.model_of(one).leaves_out(one) == "several devices on a node"
     assert predict(one, fidelity="auto").fidelity == "fine"
 
 

@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from hypothesis import given, strategies as st
 
 from perfmodel import Cluster, InputError, Job, Link, Straggler, Workload, make_job, predict
-from perfmodel.architectures import registry
 from perfmodel.calibration.runs.parameters import groups_of, step_s
 from perfmodel.cli import cli
 from perfmodel.inputs.cluster import Handover, NodeOverride, read_cluster
@@ -411,7 +410,7 @@ def test_exact_formulas_stay_exact(arch: str) -> None:
             inside = None if devices == 1 else INSIDE
             where = replace(drawn.cluster, devices_per_node=devices, intra_node=inside, **some)
             found = replace(drawn, cluster=where)
-            if registry.model_of(found).exact(found):
+            if coarse.model_of(found).exact(found):
                 exact += 1
                 equal(float(coarse.phases(found).iteration_s), predict(found).iteration_s)
 
@@ -426,7 +425,7 @@ def test_exact_formulas_plan_messages_as_the_simulation_does() -> None:
     one = job(work, where, 2, "allreduce", {"bucketing": "mg_wfbp", "reduce_per_byte_s": 0.001})
     by_formulas = float(coarse.phases(one).iteration_s)
     same = by_formulas == pytest.approx(predict(one).iteration_s, rel=1e-9)
-    assert same or not registry.model_of(one).exact(one)
+    assert same or not coarse.model_of(one).exact(one)
 
 
 @pytest.mark.sampled(3)

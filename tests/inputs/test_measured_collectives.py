@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from perfmodel import Cluster, InputError, Link, evaluate, make_job, predict
-from perfmodel.architectures import allreduce, fsdp, local_sgd, registry
+from perfmodel.architectures import allreduce, fsdp, local_sgd
 from perfmodel.inputs.cluster import Collective, NodeOverride, Piece, Uneven, read_cluster
 from perfmodel.inputs.job import Job, Straggler
 from perfmodel.inputs.measured_collectives import measured_collective_s
+from perfmodel.predicting import coarse
 from perfmodel.predicting.fine import build_graph
 from perfmodel.studies import crossovers
 from tests.jobs import cluster, job, workload
@@ -117,7 +118,7 @@ def test_both_routes_agree(
     arch: str, options: dict[str, Any], collectives: tuple[Collective, ...], workers: int
 ) -> None:
     one = job(WORK, where(collectives), workers, arch, options)
-    assert registry.model_of(one).exact(one)
+    assert coarse.model_of(one).exact(one)
     fine_s, coarse_s = both(one)
     assert fine_s == pytest.approx(coarse_s, rel=1e-9)
     if workers > 1:  # canary: without the measurement the time differs
@@ -191,7 +192,7 @@ def test_merged_messages_are_near_the_simulation(bucketing: str) -> None:
     """Messages merged at run time follow the straight line from zero bytes to all bytes."""
     one = job(WORK, where(), 4, "ring", {"bucketing": bucketing, "fusion_cycle_s": 0.01}
               if bucketing == "horovod" else {"bucketing": bucketing})  # fmt: skip
-    assert not registry.model_of(one).exact(one)
+    assert not coarse.model_of(one).exact(one)
     fine_s, coarse_s = both(one)
     assert coarse_s == pytest.approx(fine_s, rel=0.1)
 

@@ -25,7 +25,6 @@ from perfmodel import (
     WorkloadLayer,
     predict,
 )
-from perfmodel.architectures import registry
 from perfmodel.architectures.base import Coarse
 from perfmodel.architectures.registry import find, names
 from perfmodel.cli.printing import prediction
@@ -148,7 +147,7 @@ def exact_jobs(
 
 
 def exact(one: Job) -> bool:
-    return registry.model_of(one).exact(one)
+    return coarse.model_of(one).exact(one)
 
 
 def several(found: Sequence[Job]) -> int:
@@ -200,9 +199,8 @@ ERRORS: dict[str, Error] = {
 
 def planted(monkeypatch: pytest.MonkeyPatch, change: Callable[[Coarse], Coarse]) -> None:
     """Change the coarse model of every architecture."""
-    right = registry.model_of
-    for module in (registry, coarse):
-        monkeypatch.setattr(module, "model_of", lambda one: change(right(one)))
+    right = coarse.model_of
+    monkeypatch.setattr(coarse, "model_of", lambda one: change(right(one)))
 
 
 @pytest.mark.sampled(4)
@@ -897,7 +895,7 @@ def test_a_tolerance_out_of_range_is_refused(tolerance: float, text: str) -> Non
 def test_an_architecture_without_formulas_has_no_coarse_route() -> None:
     bare = replace(find("ps")[0], coarse=None)
     with pytest.raises(InputError) as caught:
-        registry.coarse_of(bare)
+        coarse.model_of(replace(job(WORK, cluster(), 2, "ps"), architecture=bare))
     assert str(caught.value) == "fidelity: ps has no coarse model (allowed: fine)"
 
 

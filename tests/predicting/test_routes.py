@@ -13,7 +13,6 @@ import sympy
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
 from perfmodel import InputError, Job, Link, Server, Straggler, evaluate, make_job, predict
-from perfmodel.architectures import registry
 from perfmodel.phases.layers import Whole
 from perfmodel.phases.phases import Phases
 from perfmodel.phases.quantities import quantities_of
@@ -61,7 +60,7 @@ def may_be_exact(arch: str, options: dict[str, Any]) -> bool:
     """Whether a job of these options is exact: if any is, a small one with one layer is."""
     workers = 1 + options.get("backup_workers", 0)
     one = job(workload([1.0], [1.0], [1.0]), cluster(), workers, arch, options)
-    return bool(registry.model_of(one).exact(one))
+    return bool(coarse.model_of(one).exact(one))
 
 
 @pytest.mark.sampled(4)
@@ -72,7 +71,7 @@ def test_formulas_declared_exact_equal_the_simulation(
     arch: str, options: dict[str, Any], data: st.DataObject
 ) -> None:
     one = data.draw(plain_jobs(arch, options))
-    assume(registry.model_of(one).exact(one))
+    assume(coarse.model_of(one).exact(one))
     fine_s, coarse_s = predict(one).iteration_s, predict(one, fidelity="coarse").iteration_s
     assert exactly(fine_s, coarse_s), (one, fine_s, coarse_s)
 
@@ -93,7 +92,7 @@ SIMPLE: list[tuple[str, dict[str, Any]]] = [
 def test_most_synchronous_jobs_are_exact(arch: str, options: dict[str, Any], workers: int) -> None:
     one = simple(arch, options, workers)
     if options.get("overlap", True) or not options.get("duplex"):
-        assert registry.model_of(one).exact(one)
+        assert coarse.model_of(one).exact(one)
     assert exactly(predict(one).iteration_s, predict(one, fidelity="coarse").iteration_s)
 
 
