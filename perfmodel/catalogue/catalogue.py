@@ -67,8 +67,11 @@ def device(name: str) -> Device:
     ------
     InputError : no such device.
     """
-    path = _file("device", device_called(name), "devices", ".toml")
-    return _read(path, Device, devices_.SCHEMA)
+    known = device_names()
+    called = name if name in known else device_called(name)
+    if called not in known:
+        raise unknown_name("device", called, known)
+    return _read(f"{shipped.home()}/devices/{called}.toml", Device, devices_.SCHEMA)
 
 
 def devices() -> Mapping[str, Device]:
