@@ -20,7 +20,7 @@ from perfmodel.inputs.options import described
 from perfmodel.inputs.software import LAUNCH_S, STACKS
 from perfmodel.phases.quantities import Quantities, quantities_of, same_quantities
 from perfmodel.predicting import coarse, islands, job_facts
-from perfmodel.results.effects import LEFT_OUT, Alternative, Effect, Value
+from perfmodel.results.effects import LEFT_OUT, Alternative, Effect, Value, largest_first
 
 Progress = Callable[[int, int], None]
 """Called with (done, all) after each assumption."""
@@ -72,15 +72,14 @@ def effects_by(
         rows.append(_effect(assumption, job, flat, samples_per_s, predicted))
         if progress is not None:
             progress(done, len(assumptions))
-    return tuple(sorted(rows, key=lambda effect: -effect.swing))
+    return largest_first(rows)
 
 
 def _samples_per_s(job: Job, quantities: Quantities | None) -> float:
     """Return the throughput by formulas: quickly, unless islands have different sizes."""
-    sizes = set(job.batch_sizes)
-    if len(sizes) > 1:
+    if len({island.samples for island in job.islands}) > 1:
         return islands.samples_per_s(job, coarse.predict(job))
-    return coarse.iterations_per_s(job, quantities) * sizes.pop()
+    return coarse.iterations_per_s(job, quantities) * job.workload.batch_size
 
 
 def _effect(
@@ -92,13 +91,15 @@ def _effect(
 ) -> Effect:
     """Return the effect of an assumption: the throughput with other values.
 
-    ``flat`` is the job with one device per worker.
+    ``flat`` is the job with one device per worker. Steps inside islands are predicted by formulas
+    (:func:`perfmodel.predicting.islands.changed`).
     """
     rows = []
     error = ""
     for value, changed in _alternatives(assumption, job, flat):
         try:
-            rate = samples_per_s(changed())
+            other = changed()
+            rate = samples_per_s(islands.changed(job, other) if job.islands else other)
         except InputError as impossible:
             error = error or f"{value}: {impossible}"
         else:
@@ -116,22 +117,21 @@ def _unvaried(assumption: Assumption) -> str:
 def _alternatives(
     assumption: Assumption, job: Job, flat: Job
 ) -> Iterator[tuple[Value, Callable[[], Job]]]:
-    """Yield other values of an assumption, each with what makes the job with that value, or raises
-    InputError if it is impossible; none if the assumption is not a value of the job.
+    """Yield other values of an assumption, each with what makes the job of single devices with that
+    value, or raises InputError if it is impossible; none if it is not a value of the job.
 
     Numbers are halved and doubled, switches are flipped, and words are replaced by every other
-    allowed word. Everything else stays the same, and steps inside islands are predicted by formulas
-    (:func:`perfmodel.predicting.islands.changed`).
+    allowed word. Everything else stays the same.
     """
     name = assumption.name
 
     def with_fields(**fields: object) -> Callable[[], Job]:
-        return lambda: islands.changed(job, msgspec.structs.replace(flat, **fields))
+        return functools.partial(msgspec.structs.replace, flat, **fields)
 
     if assumption.source == f"default of {job.architecture.name}":
         kinds = {option.name: option.type for option in described(type(job.options))}
         for value in _others(getattr(job.options, name), kinds[name]):
-            yield value, functools.partial(_with_option, job, flat, name, value)
+            yield value, functools.partial(_with_option, flat, name, value)
     elif name == "start":
         for word in _others(job.start, Start):
             yield word, with_fields(start=word)
@@ -157,21 +157,20 @@ def _alternatives(
             yield value, with_fields(cluster=cluster)
 
 
-def _with_option(job: Job, flat: Job, name: str, value: Value) -> Job:
+def _with_option(flat: Job, name: str, value: Value) -> Job:
     """Return the job with another value of an option, and its default start."""
     options = msgspec.structs.replace(flat.options, **{name: value})
     start = flat.start
     if any(assumption.name == "start" for assumption in flat.assumptions):
         start = default_start(options)[0]
-    return islands.changed(job, msgspec.structs.replace(flat, options=options, start=start))
+    return msgspec.structs.replace(flat, options=options, start=start)
 
 
 def _with_argument(job: Job, flat: Job, name: str, value: Value) -> Job:
     """Return the job with another value of an argument that defines its workload."""
     arguments, _ = with_passes(anchored(job.given or {}, flat.workload.batch_size))
     workload = workload_of({**arguments, name: value})
-    other = job_facts.with_layers(msgspec.structs.replace(flat, workload=workload))
-    return islands.changed(job, other)
+    return job_facts.with_layers(msgspec.structs.replace(flat, workload=workload))
 
 
 def _others(value: Value | None, kind: object = None) -> Iterator[Value]:

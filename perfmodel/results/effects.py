@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import msgspec
 
@@ -64,6 +65,13 @@ class Effect(msgspec.Struct, frozen=True):
         for many values, such as a device."""
         return self.swing > math.log1p(MATTERS) or self.assumption.name in NAMES
 
+    def largest(self, most: int, least: float) -> list[Alternative]:
+        """Return up to ``most`` alternatives that change the throughput by more than the fraction
+        ``least``, the largest first."""
+        swings = [(alternative.swing, alternative) for alternative in self.alternatives]
+        ordered = sorted(swings, key=lambda row: -row[0])[:most]
+        return [alternative for swing, alternative in ordered if swing > math.log1p(least)]
+
     @property
     def sides(self) -> tuple[tuple[str, float], tuple[str, float]]:
         """Return a lower and a higher value as text, each with its ratio; ("", 1) if there is none.
@@ -80,3 +88,18 @@ class Effect(msgspec.Struct, frozen=True):
             else:
                 above = side
         return below, above
+
+
+def largest_first(effects: Iterable[Effect]) -> tuple[Effect, ...]:
+    """Return effects, the largest first."""
+    return tuple(sorted(effects, key=lambda effect: -effect.swing))
+
+
+def that_matter(effects: Iterable[Effect]) -> list[Effect]:
+    """Return the effects that matter, in the same order."""
+    return [effect for effect in effects if effect.matters]
+
+
+def unknown(effects: Iterable[Effect]) -> int:
+    """Return how many effects are unknown because the formulas leave them out."""
+    return sum(effect.left_out for effect in effects)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from perfmodel.base.provenance import Assumption
 from perfmodel.base.units import show as quantity
 from perfmodel.cli.printing.text import bold, dim, show, show_rows
 from perfmodel.cli.verbosity import verbosity
-from perfmodel.results.effects import MATTERS, Effect
+from perfmodel.results.effects import MATTERS, Effect, that_matter, unknown
 from perfmodel.results.prediction import ErrorBand, Prediction
 from perfmodel.results.training import Training
 
@@ -235,16 +234,16 @@ def assumed(worth: Sequence[Effect], of: str = "", *, everything: bool = False) 
     if not worth or verbosity() < 0:
         return
     everything = everything or verbosity() > 0
-    shown = [effect for effect in worth if everything or effect.matters]
+    shown = list(worth) if everything else that_matter(worth)
     if shown:
         title = f"assumed (and how other values change the throughput{of}):"
         show(f"\n{dim(title)}")
         least = LEAST if everything else MATTERS
         show_rows(assumption_row(e.assumption, _changes(e, least)) for e in shown)
     rest = [effect for effect in worth if effect not in shown]
-    unknown = sum(effect.left_out for effect in rest)
-    more = f"; formulas cannot judge {unknown} more" if unknown else ""
-    uncounted(len(rest) - unknown, f"change it by less than {MATTERS:.0%}{more}", first=not shown)
+    unjudged = unknown(rest)
+    more = f"; formulas cannot judge {unjudged} more" if unjudged else ""
+    uncounted(len(rest) - unjudged, f"change it by less than {MATTERS:.0%}{more}", first=not shown)
 
 
 def uncounted(number: int, what: str, *, first: bool) -> None:
@@ -266,11 +265,9 @@ def _changes(effect: Effect, least: float) -> str:
     """Return the changes of the throughput by other values that exceed ``least``."""
     if effect.left_out:
         return effect.unvaried
-    others = sorted(effect.alternatives, key=lambda other: -other.swing)[:MOST_VALUES]
     return ", ".join(
         f"{other.ratio - 1.0:+.1%} with {quantity_text(other.value, effect.assumption.unit)}"
-        for other in others
-        if other.swing > math.log1p(least)
+        for other in effect.largest(MOST_VALUES, least)
     )
 
 
