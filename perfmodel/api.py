@@ -14,7 +14,7 @@ from perfmodel.base.files import finite
 from perfmodel.base.provenance import Assumption
 from perfmodel.catalogue.job_cluster import LinkChange, ProcessesOnNodes, cluster_of, named_cluster
 from perfmodel.catalogue.job_workload import workload_of
-from perfmodel.inputs.cluster import Cluster, Handover
+from perfmodel.inputs.cluster import NO_HANDOVER, Cluster
 from perfmodel.inputs.islands import ONE_STEP, read_devices, read_steps
 from perfmodel.inputs.job import Jitter, Job, Start, Straggler, default_start
 from perfmodel.inputs.job_arguments import in_si
@@ -283,8 +283,8 @@ def _placed(given: Mapping[str, Any], resolved: Workload) -> Placed:
     architecture, settings, chosen = _architecture(arch, given.get("options") or {}, base)
     has = ProcessesOnNodes(chosen.server_count > 0, given.get("island_devices") is not None)
     where, of_cluster = cluster_of(base, links, resolved, None if base is cluster else has)
-    if sends_in_place(given) and base.handover == Handover():  # no copy: see the function
-        where = msgspec.structs.replace(where, handover=Handover())
+    if sends_in_place(given) and base.handover == NO_HANDOVER:  # no copy: see the function
+        where = msgspec.structs.replace(where, handover=NO_HANDOVER)
         of_cluster = [note for note in of_cluster if not note.name.startswith("handover")]
     chosen, of_choice = _adapted(chosen, settings, where, workers, _stages(given))
     notes += [*of_cluster, *of_choice, *registry.by_cluster(architecture, settings, base)]
@@ -317,12 +317,17 @@ def _defaults(
 ) -> list[Assumption]:
     """Return an assumption for each option that was not given and has an effect."""
     unused = chosen.unused
-    return [
-        Assumption(field.name, finite(field.default, "inf"), field.unit, f"default of {name}")
+    fields = [
+        field
         for field in described(type(chosen))
         if field.name not in given
         and field.name not in unused
         and (not field.about.needs or getattr(workload, field.about.needs) > 0.0)
+    ]
+    values = finite([field.default for field in fields], "inf")
+    return [
+        Assumption(field.name, value, field.unit, f"default of {name}")
+        for field, value in zip(fields, values, strict=True)
     ]
 
 

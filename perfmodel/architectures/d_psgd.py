@@ -207,11 +207,10 @@ def _pace(job: Job, q: Quantities) -> Quantity:
 def _around(job: Job) -> set[tuple[float, float]]:
     """Return for each worker its compute time relative to the profile, and the slowest of its own
     and its neighbours' links (bytes/s)."""
-    cluster, every = job.cluster, range(job.workers)
-    links = [cluster.nic_of(cluster.node_of_worker(worker)) for worker in every]
-    near = neighbours(job.workers).tolist()
+    seats, near = job.seats(), neighbours(job.workers).tolist()
+    goodputs = [seat.nic.goodput_bytes_per_s for seat in seats]
     return {
-        (job.slowdown(i), min(links[j].goodput_bytes_per_s for j in (i, *near[i]))) for i in every
+        (seat.slowdown, min(goodputs[j] for j in (i, *near[i]))) for i, seat in enumerate(seats)
     }
 
 

@@ -277,7 +277,7 @@ def _own(q: Quantities, others: Sequence[Quantity]) -> tuple[Quantity, Quantity]
     )
     if len(others) == 3:
         return own_s, own_s
-    beside = q.on_a_nic(q.fullest) - 1.0
+    beside = q.beside
     part = beside / maximum(q.workers - 1.0, 1.0)
     pull, push = (own_s * (1.0 + part * queued) for queued in others[3:])
     return pull, push

@@ -1,7 +1,7 @@
 """Clusters: nodes, their links and their servers."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import msgspec
@@ -118,6 +118,24 @@ class Handover(Ranged, frozen=True, forbid_unknown_fields=True):
         return self.per_tensor_s * tensors + self.per_byte_s * size_bytes
 
 
+NO_HANDOVER = Handover()
+"""A handover that takes no time."""
+
+
+class Seat(msgspec.Struct, frozen=True):
+    """Where a worker runs: its node, each network link of that node, and the workers there.
+
+    ``slowdown`` is its compute time over that of a device of normal speed alone on its node,
+    ``loading`` its time to load a batch over that of such a device.
+    """
+
+    node: int
+    nic: Link
+    devices: int
+    slowdown: float
+    loading: float
+
+
 class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Nodes and the network between them (schema ``perfmodel.cluster/1``).
 
@@ -212,7 +230,7 @@ class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     inside_collectives: tuple[Collective, ...] = ()
     slowdown_per_neighbour: float = 0.0
     loaders_per_node: float | None = None
-    handover: Handover = Handover()
+    handover: Handover = NO_HANDOVER
     queue_bytes: float | None = None
     burst_bytes: float = 0.0
     send_queue_bytes: float = 0.0
@@ -227,7 +245,8 @@ class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole_number("nics_per_process", self.nics_per_process, at_most=self.nics_per_node)
+        if self.nics_per_process > self.nics_per_node:
+            whole_number("nics_per_process", self.nics_per_process, at_most=self.nics_per_node)
         if self.nics_per_process > 1 and self.server.placement == "colocated":
             raise InputError(
                 "nics_per_process: servers colocated with workers use one link of their node each; "
@@ -258,7 +277,8 @@ class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
             numbers.add(node)
         for path in self.calibration.parameters if self.calibration is not None else ():
             value_at(self, path)
-        check_sites(self.sites, self.site_links, self.server.site)
+        if self.sites or self.site_links or self.server.site is not None:
+            check_sites(self.sites, self.site_links, self.server.site)
         for name in NOT_ACROSS_SITES if self.sites else ():
             if getattr(self, name) not in (None, ()):
                 raise InputError(f"{name}: {NOT_ACROSS_SITES[name]}")
@@ -329,6 +349,32 @@ class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
             return 1.0
         return max(self.devices_at(node, workers) / self.loaders_per_node, 1.0)
 
+    def seats(
+        self, some: Iterable[int], workers: int, factors: Mapping[int, float], *, in_step: bool
+    ) -> list[Seat]:
+        """Where each of some workers runs, of ``workers`` in all; ``factors`` on the compute times
+        of stragglers are by worker. Workers ``in_step`` go at the pace of the slowest device."""
+        pace, seats = self.pace(workers) if in_step else 1.0, []
+        for worker in some:
+            node = self.node_of_worker(worker)
+            override, beside = self._override(node), self.neighbour_slowdown(node, workers)
+            slowdown = pace * factors.get(worker, 1.0) * beside
+            slowdown /= 1.0 if override is None else override.speed
+            loading, devices = self.loading_slowdown(node, workers), self.devices_at(node, workers)
+            seats.append(Seat(node, self.nic_of(node), devices, slowdown, loading))
+        return seats
+
+    def crowded(self, workers: int, *, loading: bool) -> bool:
+        """Whether devices differ in speed, or in ``loading``, by how many are on their node."""
+        kinds = {
+            (
+                self.neighbour_slowdown(node, workers),
+                self.loading_slowdown(node, workers) if loading else 1.0,
+            )
+            for node in self.samples(workers)
+        }
+        return len(kinds) > 1
+
     @property
     def crowds(self) -> bool:
         """Whether a device's speed depends on how many workers are on its node, or on how many
@@ -340,7 +386,7 @@ class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     @property
     def by_workers(self) -> bool:
         """Whether a device's speed depends on the number of workers, apart from its pace."""
-        return self.crowds or self.handover != Handover()
+        return self.crowds or self.handover != NO_HANDOVER
 
     def node_of_server(self, server: int, workers: int) -> int:
         """Node that server ``server`` runs on, in a job of ``workers`` workers."""
@@ -404,11 +450,6 @@ class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     def path_efficiency(self, nodes: int) -> float:
         """Fraction of link bandwidth available to a job on ``nodes`` nodes."""
         return self.pair_efficiency if nodes == 2 else 1.0
-
-    def speed_of(self, node: int) -> float:
-        """Relative speed of the devices of ``node``."""
-        override = self._override(node)
-        return override.speed if override is not None else 1.0
 
     def collectives_of(self, workers: int) -> tuple[Collective, ...]:
         """Measured collectives, for ``workers`` workers.

@@ -12,7 +12,7 @@ from perfmodel.base.provenance import Assumption
 from perfmodel.base.quantities import NO_SPREAD
 from perfmodel.base.ranges import COUNT, Range, Ranged
 from perfmodel.inputs import wiring
-from perfmodel.inputs.cluster import Cluster, Handover
+from perfmodel.inputs.cluster import NO_HANDOVER, Cluster, Seat
 from perfmodel.inputs.expert_parallel import check_groups
 from perfmodel.inputs.offload import Offload, offload_of
 from perfmodel.inputs.options import Options
@@ -291,19 +291,7 @@ class Job(Ranged, frozen=True, kw_only=True):
             if straggler.worker in seen:
                 raise InputError(f"straggler {straggler.worker}: given twice")
             seen.add(straggler.worker)
-        spare = self.options.spare_workers
-        if spare >= self.workers:
-            raise InputError(
-                f"backup_workers: must be fewer than the {self.workers} workers, got {spare} "
-                f"(at most {self.workers - 1})"
-            )
-        if not self.options.allows(self.workers):
-            size = self.options.group_size
-            near = self.workers // size * size
-            raise InputError(
-                f"workers: {self.workers} do not form whole groups of {size} (allowed: up to "
-                f"{size}, or a multiple of it such as {near} or {near + size})"
-            )
+        self.options.check_workers(self.workers)
         if self.replica is not None and self.replica.experts is not None:
             check_groups(
                 self.replica.experts,
@@ -312,6 +300,8 @@ class Job(Ranged, frozen=True, kw_only=True):
                 between=self.options.one_collective,
                 name=self.architecture.name,
             )
+        if self.cluster.nodes is None and not self.cluster.sites:
+            return  # it has as many as a job needs
         nodes = self.cluster.workers_nodes
         if nodes is not None and self.cluster.nodes_for(self.devices) > nodes:
             each = "" if self.replica is None else f" of {self.replica.devices} devices each"
@@ -378,22 +368,24 @@ class Job(Ranged, frozen=True, kw_only=True):
         """The number of workers; of replicas also the devices of each: ``2 x 8``."""
         return f"{self.workers}" + (f" x {self.replica.devices}" if self.replica else "")
 
-    def slowdown(self, worker: int) -> float:
-        """Compute time of worker ``worker`` over the profiled time, without jitter."""
-        factor = next((s.factor for s in self.stragglers if s.worker == worker), 1.0)
-        cluster, node = self.cluster, self.cluster.node_of_worker(worker)
-        beside = cluster.neighbour_slowdown(node, self.workers)
-        return self.pace * factor * beside / cluster.speed_of(node)
+    def seats(self, some: Iterable[int] | None = None) -> list[Seat]:
+        """Where each of some workers runs, or each of all, and how fast, without jitter.
+
+        If all go at the pace of the slowest device, so do their slowdowns.
+        """
+        workers = range(self.workers) if some is None else some
+        factors = {straggler.worker: straggler.factor for straggler in self.stragglers}
+        in_step = not self.options.asynchronous
+        return self.cluster.seats(workers, self.workers, factors, in_step=in_step)
 
     @property
     def pace(self) -> float:
         """Compute time of the slowest worker over the mean if all go at its pace; else 1."""
         return 1.0 if self.options.asynchronous else self.cluster.pace(self.workers)
 
-    def loading_s(self, worker: int) -> float:
-        """Seconds that worker ``worker`` takes to load a batch."""
-        node = self.cluster.node_of_worker(worker)
-        return self.workload.data_loading_s * self.cluster.loading_slowdown(node, self.workers)
+    def slowdown(self, worker: int) -> float:
+        """Compute time of worker ``worker`` over the profiled time, without jitter."""
+        return self.seats([worker])[0].slowdown
 
     @property
     def of_devices(self) -> Job:
@@ -440,16 +432,7 @@ class Job(Ranged, frozen=True, kw_only=True):
         """Whether workers may differ in compute time, loading time or links."""
         if self.stragglers or self.cluster.overrides:
             return True
-        cluster, n = self.cluster, self.workers
-        loads = self.workload.data_loading_s > 0.0
-        kinds = {
-            (
-                cluster.neighbour_slowdown(node, n),
-                cluster.loading_slowdown(node, n) if loads else 1.0,
-            )
-            for node in cluster.samples(n)
-        }
-        return len(kinds) > 1
+        return self.cluster.crowded(self.workers, loading=self.workload.data_loading_s > 0.0)
 
     @property
     def exchanged_share(self) -> float:
@@ -464,7 +447,7 @@ class Job(Ranged, frozen=True, kw_only=True):
     def device_work(self) -> Workload:
         """The workload, with gradient handover to the network as part of the backward pass, and
         with the update by the host if the optimizer is there."""
-        work = self._handed_over(self.workload, self.reductions)
+        work = self._handed_over(self.workload)
         if not work.storage.offload:
             return work
         offloaded = self.host_update
@@ -483,16 +466,24 @@ class Job(Ranged, frozen=True, kw_only=True):
         """How often the gradients of an update are exchanged: once, or in each of its passes."""
         return self.options.reductions(self.workload.accumulation)
 
+    @property
+    def handovers(self) -> float:
+        """How often the gradients of an update are handed over to the network."""
+        return self.exchanged_share * self.reductions
+
     def pass_work(self, *, reduced: bool = True) -> Workload:
         """The workload of one of the passes of an update, with handover if its gradients are
         ``reduced``."""
         return self._handed_over(one_pass(self.workload), int(reduced))
 
-    def _handed_over(self, workload: Workload, times: int) -> Workload:
-        """Return a workload whose gradients are handed over to the network so many times; of a
-        stage, each device has only its part of a layer."""
-        handover, share = self.cluster.handover, self.exchanged_share * times
-        if share == 0.0 or handover == Handover():
+    def _handed_over(self, workload: Workload, times: int | None = None) -> Workload:
+        """Return a workload whose gradients are handed over to the network so many times, or as
+        often as those of an update; of a stage, each device has only its part of a layer."""
+        handover = self.cluster.handover
+        if handover == NO_HANDOVER:
+            return workload
+        share = self.handovers if times is None else self.exchanged_share * times
+        if share == 0.0:
             return workload
         parts = 1 if self.stage is None else self.stage.replica.tensor
         return with_handover(

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Protocol, Self, TypeAlias
 
 import msgspec
 
+from perfmodel.base.errors import InputError
 from perfmodel.base.ranges import Ranged
 from perfmodel.base.units import dimension_of
 from perfmodel.inputs.cluster import Cluster
@@ -103,6 +104,22 @@ class Options(Ranged, frozen=True):
         whole groups."""
         size = self.group_size
         return (workers > self.spare_workers) & ((workers <= size) | (workers % size == 0))
+
+    def check_workers(self, workers: int) -> None:
+        """Raise InputError unless a number of workers is allowed."""
+        if self.allows(workers):
+            return
+        spare, size = self.spare_workers, self.group_size
+        if spare >= workers:
+            raise InputError(
+                f"backup_workers: must be fewer than the {workers} workers, got {spare} "
+                f"(at most {workers - 1})"
+            )
+        near = workers // size * size
+        raise InputError(
+            f"workers: {workers} do not form whole groups of {size} (allowed: up to {size}, or a "
+            f"multiple of it such as {near} or {near + size})"
+        )
 
     @property
     def exchanged_share(self) -> float:

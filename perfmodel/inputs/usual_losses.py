@@ -16,7 +16,7 @@ from __future__ import annotations
 import msgspec
 
 from perfmodel.base.provenance import Assumption
-from perfmodel.inputs.cluster import Cluster, Handover, Server
+from perfmodel.inputs.cluster import NO_HANDOVER, Cluster, Handover, Server
 from perfmodel.inputs.device import Device
 from perfmodel.inputs.links import IntraNode, Link
 
@@ -105,7 +105,7 @@ def with_losses(
     if inside is not None and inside.interconnect == "pcie" and not _peer_access(device):
         changes["intra_node"] = through_host()
     if (device is None or device.kind == "gpu") and not among_several:
-        if cluster.handover == Handover():
+        if cluster.handover == NO_HANDOVER:
             changes["handover"] = handover_of(device, inside)
         if cluster.slowdown_per_neighbour == 0.0 and cluster.devices_per_node > 1:
             changes["slowdown_per_neighbour"] = SLOWDOWN_PER_NEIGHBOUR

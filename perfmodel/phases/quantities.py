@@ -20,11 +20,11 @@ from perfmodel.base.quantities import (
     minimum,
     where,
 )
-from perfmodel.inputs.cluster import Cluster, Collective, Link
+from perfmodel.inputs.cluster import NO_HANDOVER, Cluster, Collective
 from perfmodel.inputs.job import Job
 from perfmodel.phases.layers import Layers, Whole
 from perfmodel.phases.phases import Phases, averaged, several
-from perfmodel.phases.variation import KIND, iteration_cv as iteration_cv
+from perfmodel.phases.variation import KIND, iteration_cv as iteration_cv, waits_in_each_pass
 
 PACES = 6
 """Number of quantiles of the slowest worker's time over which phases are averaged."""
@@ -127,13 +127,18 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
             return self.least_bytes_per_s
         return self.bandwidth_bytes_per_s / self.on_a_nic(self.fullest)
 
+    @property
+    def beside(self) -> Quantity:
+        """Other workers on each network link of the fullest node."""
+        return self.on_a_nic(self.fullest) - 1.0
+
     def slowest(self, steps: Quantity = 1, late: int = 0) -> Quantity:
         """Return the expected maximum of the workers' compute times, relative to their mean.
 
         It is an order statistic of sums of ``steps`` iterations, without the ``late`` slowest
         workers.
         """
-        if is_symbol(self.workers):
+        if type(self.workers) is not int and is_symbol(self.workers):
             import sympy
 
             whom = f"(N-{late})" if late else "N"
@@ -157,7 +162,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
             least = len(scales) / sum(1.0 / f for f in scales) if scales else 1.0
         if not self.random:
             unequal = sorted(scales)[-1 - late] if late and factors else self.unequal
-            return [(1.0, maximum(unequal, least))]
+            return [(1.0, maximum(unequal, least) if late else unequal)]
         from perfmodel.theory import order_statistics
 
         cv = self.cv / steps**0.5
@@ -188,7 +193,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         Exposed communication is a convex function of the computation that hides it, so its mean is
         more than its value at the mean (Jensen's inequality).
         """
-        if is_symbol(self.workers) or not self.random:
+        if not self.random or is_symbol(self.workers):
             return phases(self.slowest(late=late))
         shares, paces = zip(*self.paces(late=late), strict=True)
         return averaged(shares, several(phases, paces))
@@ -317,12 +322,16 @@ def quantities_of(job: Job) -> Quantities:
     unlike = cluster.overrides or server_nic is not None or cluster.nics_per_process > 1
     theirs = [cluster.nic_of_server(s, n) for s in range(servers)] if unlike else []
     passing = job.path_efficiency
-    goodput = passing * min(nic.goodput_bytes_per_s for nic in nics)
-    mean_goodput = passing * _mean_goodput(cluster, nics, len(nodes), theirs if dedicated else [])
-    at_servers = min((passing * nic.goodput_bytes_per_s for nic in theirs), default=goodput)
+    rates = [nic.goodput_bytes_per_s for nic in nics]
+    of_servers = [nic.goodput_bytes_per_s for nic in theirs]
+    goodput = passing * min(rates)
+    mean_goodput = passing * _mean_goodput(
+        cluster, rates, len(nodes), of_servers if dedicated else []
+    )
+    at_servers = min((passing * rate for rate in of_servers), default=goodput)
     inside, over = cluster.intra_node, cluster.core_oversubscription
     placed = bool(cluster.devices_on_nodes)
-    classes = _classes(job)
+    classes = _classes(job, passing)
     mean = sum(kind.count * kind.scale for kind in classes) / n
     cv = iteration_cv(job)
     without = "lognormal" if w.packing is None else KIND
@@ -365,8 +374,8 @@ def quantities_of(job: Job) -> Quantities:
         bus=inside is None or inside.kind == "bus",
         least_bytes_per_s=passing
         * min(
-            nic.goodput_bytes_per_s / math.ceil(cluster.devices_at(node, n) / cluster.nics_per_node)
-            for node, nic in zip(nodes, nics, strict=True)
+            rate / math.ceil(cluster.devices_at(node, n) / cluster.nics_per_node)
+            for node, rate in zip(nodes, rates, strict=True)
         )
         if cluster.overrides
         else None,
@@ -380,26 +389,28 @@ def quantities_of(job: Job) -> Quantities:
 def same_quantities(job: Job, other: Job) -> bool:
     """Whether two jobs, of the same workers and stragglers, surely have the same quantities: they
     differ at most in options that quantities do not depend on."""
-    alike = job.workload is other.workload and job.cluster is other.cluster
+    same = job.workload is other.workload and job.cluster is other.cluster
+    if not same or job.jitter is not other.jitter:
+        return False
+    if job.cluster.handover != NO_HANDOVER and job.handovers != other.handovers:
+        return False
     options, others = job.options, other.options
+    in_step = job.cluster.device_spread > 0.0 or job.workload.packing is not None
     return (
-        alike
-        and job.jitter is other.jitter
-        and options.server_count == others.server_count
-        and options.asynchronous == others.asynchronous
-        and options.exchanged_share == others.exchanged_share
-        and job.reductions == other.reductions
+        options.server_count == others.server_count
+        and not (in_step and options.asynchronous != others.asynchronous)
+        and (job.workload.packing is None or waits_in_each_pass(job) == waits_in_each_pass(other))
     )
 
 
 def _mean_goodput(
-    cluster: Cluster, nics: Sequence[Link], nodes: int, servers: Sequence[Link]
+    cluster: Cluster, rates: Sequence[float], nodes: int, servers: Sequence[float]
 ) -> float:
-    """Return the mean rate of a node's link, over ``nodes`` nodes of workers with the links
-    ``nics``, one for all or one each, and those of dedicated ``servers``; if there are no
+    """Return the mean rate of a node's link, over ``nodes`` nodes of workers with the rates
+    ``rates``, one for all or one each, and those of dedicated ``servers``; if there are no
     ``servers``, they have the same links as workers."""
-    mean = sum(nic.goodput_bytes_per_s for nic in nics) / len(nics)
-    used = sum(nic.goodput_bytes_per_s for nic in servers) / cluster.nics_per_process
+    mean = sum(rates) / len(rates)
+    used = sum(servers) / cluster.nics_per_process
     return (nodes * mean + used) / (nodes + len(servers))
 
 
@@ -417,7 +428,7 @@ def _crossings(job: Job) -> _Crossings:
     """Return the steps between nodes, and between sites, of a ring through a job's workers."""
     cluster, n = job.cluster, job.workers
     inside = cluster.flow_bytes_per_s or math.inf
-    if not job.crosses_sites:
+    if not cluster.sites or not job.crosses_sites:
         return _Crossings(inside)
     nodes = cluster.nodes_for(n)
     site = cluster.sites_of(nodes, n)  # does not decrease
@@ -436,12 +447,12 @@ def _crossings(job: Job) -> _Crossings:
     return _Crossings(flow, float(between.bytes_per_s[step].min()), latency_s)
 
 
-def class_of(job: Job, worker: int) -> Class:
-    """Return the class of one worker; its count is 1."""
-    node = job.cluster.node_of_worker(worker)
-    goodput = job.cluster.nic_of(node).goodput_bytes_per_s * job.path_efficiency
-    devices = job.cluster.devices_at(node, job.workers)
-    return Class(1, job.slowdown(worker), goodput, job.loading_s(worker), devices)
+def class_of(job: Job, worker: int, passing: float) -> Class:
+    """Return the class of one worker, given the job's ``path_efficiency``; its count is 1."""
+    (seat,) = job.seats([worker])
+    goodput = seat.nic.goodput_bytes_per_s * passing
+    loading_s = job.workload.data_loading_s * seat.loading
+    return Class(1, seat.slowdown, goodput, loading_s, seat.devices)
 
 
 def classes_of_workers(job: Job) -> list[Class]:
@@ -449,27 +460,27 @@ def classes_of_workers(job: Job) -> list[Class]:
 
     Nodes with the same number of workers, links and speed are alike, so most need no look.
     """
-    cluster, n = job.cluster, job.workers
+    cluster, n, passing = job.cluster, job.workers, job.path_efficiency
     nodes = cluster.nodes_for(n)
     uneven = {straggler.worker for straggler in job.stragglers}
     special = {*cluster.samples(n), *(override.node for override in cluster.overrides)}
     special |= {cluster.node_of_worker(worker) for worker in uneven}
     regular = next((node for node in range(nodes) if node not in special), None)
-    kinds = [class_of(job, cluster.first_worker(regular or 0))] * n
+    kinds = [class_of(job, cluster.first_worker(regular or 0), passing)] * n
     for node in (node for node in special if node < nodes):
         first, size = cluster.first_worker(node), cluster.devices_at(node, n)
         workers = range(first, first + size)
         typical = next((worker for worker in workers if worker not in uneven), first)
-        kinds[first : first + size] = [class_of(job, typical)] * size
+        kinds[first : first + size] = [class_of(job, typical, passing)] * size
         for worker in uneven.intersection(workers):
-            kinds[worker] = class_of(job, worker)
+            kinds[worker] = class_of(job, worker, passing)
     return kinds
 
 
-def _classes(job: Job) -> tuple[Class, ...]:
+def _classes(job: Job, passing: float) -> tuple[Class, ...]:
     """Return the classes of workers, in order of their first worker."""
     if not job.unequal:
-        return (msgspec.structs.replace(class_of(job, 0), count=job.workers),)
+        return (msgspec.structs.replace(class_of(job, 0, passing), count=job.workers),)
     alike = itertools.groupby(classes_of_workers(job), key=id)
     counts: Counter[Class] = Counter()
     for _, group in alike:

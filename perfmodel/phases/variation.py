@@ -52,10 +52,14 @@ def cv_of_update(job: Job) -> float:
     if work.packing is None:
         return 0.0
     part = varying_part(work)
-    # workers that exchange something in each pass wait for the slowest of each
-    each = job.options.sends_in_each_pass or job.reductions > 1
-    factors = 1.0 + part * (factors_of(work, 1 if each else work.accumulation) - 1.0)
+    together = 1 if waits_in_each_pass(job) else work.accumulation
+    factors = 1.0 + part * (factors_of(work, together) - 1.0)
     return spread_of(factors, 1 if job.options.asynchronous else job.workers)
+
+
+def waits_in_each_pass(job: Job) -> bool:
+    """Return whether workers exchange something in each pass, and so wait for its slowest."""
+    return job.options.sends_in_each_pass or job.reductions > 1
 
 
 def spread_of(factors: Floats, workers: int, among: int | None = None) -> float:

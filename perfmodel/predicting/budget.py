@@ -116,7 +116,7 @@ def iterations_in_a_round(job: Job) -> float:
     if not job.options.asynchronous or job.options.bounded_lead is not None:
         return 1.0
     slowest = {*range(min(job.workers, MOST_LOOKED_AT)), *(s.worker for s in job.stragglers)}
-    slowdowns = [job.slowdown(worker) for worker in slowest]
+    slowdowns = [seat.slowdown for seat in job.seats(slowest)]
     return max(slowdowns) * sum(1.0 / slowdown for slowdown in slowdowns) / len(slowdowns)
 
 

@@ -281,8 +281,7 @@ def _unequal_links(job: Job) -> float:
     cluster = job.cluster
     if not cluster.overrides or not job.options.server_count:
         return 0.0
-    some = range(min(job.workers, MOST_LINKS))
-    if len({cluster.nic_of(cluster.node_of_worker(worker)) for worker in some}) < 2:
+    if len({seat.nic for seat in job.seats(range(min(job.workers, MOST_LINKS)))}) < 2:
         return 0.0
     return UNEQUAL_WITHOUT_QUEUE if cluster.queue_bytes is None else UNEQUAL_LINKS
 

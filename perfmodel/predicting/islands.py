@@ -311,6 +311,6 @@ def samples_per_s(job: Job, outcome: Outcome) -> float:
     sizes = job.batch_sizes
     if len(set(sizes)) == 1:
         return outcome.iterations_per_s * sizes[0]
-    round_s = np.array([job.slowdown(worker) for worker in range(job.workers)])  # of the first's
+    round_s = np.array([seat.slowdown for seat in job.seats()])  # of the first's
     rates = (1.0 - np.array(outcome.idle_fraction.per_worker)) / round_s
     return outcome.iterations_per_s * float(np.average(sizes, weights=rates))

@@ -64,7 +64,7 @@ def left_out(
     known = {
         "workers that share cores": job.cluster.worker_threads is not None,
         "an oversubscribed core": core and job.cluster.core_oversubscription is not None,
-        "links between sites": sites and job.crosses_sites,
+        "links between sites": sites and bool(job.cluster.sites) and job.crosses_sites,
         "flow_bytes_per_s of the cluster": connections and job.cluster.flow_bytes_per_s is not None,
         "copies to the host that outlast the backward pass": parts is not None
         and _copies_late(job, parts),
@@ -131,8 +131,8 @@ def _placed(
 ) -> Workers:
     """Return every worker, or the ``first`` few, on its node and without ops yet."""
     n = job.workers if first is None else first
-    index = np.arange(n)
-    node = np.array([job.cluster.node_of_worker(worker) for worker in range(n)])
+    index, seats = np.arange(n), job.seats(range(n))
+    node = np.array([seat.node for seat in seats])
     names = tuple(layer.name for layer in workload.layers)
     device = b.slots("device of", (n,), place=node, axes=(("worker", None),))
     return Workers(
@@ -141,7 +141,7 @@ def _placed(
         forward=index,
         backward=index,
         noise=Noise(b, job, n, job.workload.accumulation),
-        slowdown=np.array([job.slowdown(worker) for worker in range(n)]),
+        slowdown=np.array([seat.slowdown for seat in seats]),
         processors=Processors(b, job.cluster, int(node.max()) + 1 if nodes is None else nodes),
         threads=job.cluster.worker_threads or 1,
         layer_names=names,
@@ -183,7 +183,7 @@ def _add_loading(b: GraphBuilder, job: Job, workers: Workers) -> Workers:
     load = b.ops(
         "load data",
         (n,),
-        seconds=np.array([job.loading_s(worker) for worker in range(n)]),
+        seconds=job.workload.data_loading_s * np.array([s.loading for s in job.seats(range(n))]),
         slot=loader,
         group=workers.index,
         cause="data",
@@ -314,8 +314,7 @@ def stagger_s(job: Job) -> Floats:
     """
     if job.start == "together" or job.workers == 1:
         return np.zeros(job.workers)
-    once_s = job.device_work.compute_s
-    compute = np.array([job.slowdown(w) * once_s for w in range(job.workers)])
-    nics = [job.cluster.nic_of(job.cluster.node_of_worker(w)) for w in range(job.workers)]
-    goodput = np.array([nic.goodput_bytes_per_s for nic in nics])
+    once_s, seats = job.device_work.compute_s, job.seats()
+    compute = np.array([seat.slowdown * once_s for seat in seats])
+    goodput = np.array([seat.nic.goodput_bytes_per_s for seat in seats])
     return compute + 2.0 * job.workload.gradient_bytes / goodput

@@ -23,7 +23,6 @@ from perfmodel import (
     predict,
 )
 from perfmodel.api import TOLERANCE
-from perfmodel.architectures import registry
 from perfmodel.base.quantities import NO_SPREAD
 from perfmodel.inputs.cluster import Collective, Piece
 from perfmodel.phases.quantities import class_of, quantities_of
@@ -53,7 +52,7 @@ def test_ssp_with_a_bound_of_0_is_bsp(overlap: bool, duplex: bool, workers: int)
     where = cluster(20.0, 0.01, update_per_byte_s=0.002)
     bound = job(WORK, where, workers, "ssp", {**options, "staleness_bound": 0}, start="staggered")
     whole = job(WORK, where, workers, "bsp", options)
-    assert registry.model_of(bound).exact(bound)
+    assert coarse.model_of(bound).exact(bound)
     found = predict(bound, fidelity="coarse")
     assert found.iteration_s == pytest.approx(float(coarse.phases(whole).iteration_s), rel=1e-12)
     simulated = predict(bound)
@@ -317,7 +316,8 @@ def test_classes_count_every_worker(
     where = cluster(devices_per_node=4, **changed)
     stragglers = tuple(Straggler(worker, 1.5) for worker in slow if worker < workers)
     made = job(WORK, where, workers, "asp", stragglers=stragglers)
-    expected = Counter(class_of(made, worker) for worker in range(workers))
+    passing = made.path_efficiency
+    expected = Counter(class_of(made, worker, passing) for worker in range(workers))
     classes = quantities_of(made).classes
     counts = [(msgspec.structs.replace(kind, count=1), kind.count) for kind in classes]
     assert counts == (list(expected.items()) if len(expected) > 1 else [])

@@ -13,7 +13,7 @@ from perfmodel.base.quantities import Quantity, maximum, where
 from perfmodel.communication.collectives import measured_in
 from perfmodel.communication.formulas import Formulas, exact_formula
 from perfmodel.communication.rates import Fastest, Rate, Use
-from perfmodel.inputs.cluster import Handover
+from perfmodel.inputs.cluster import NO_HANDOVER
 from perfmodel.inputs.job import Job
 from perfmodel.phases.layers import Whole
 from perfmodel.phases.phases import Phase, Phases
@@ -113,7 +113,7 @@ def exact(job: Job) -> bool:
     # the simulation merges layers by their backward times alone, without the handover, and then
     # cuts the merged messages with times linear in the size
     same = options.partition_bytes == math.inf and options.encode_per_byte_s == 0.0
-    same = same and job.cluster.handover == Handover()
+    same = same and job.cluster.handover == NO_HANDOVER
     same = same and measured_in(job.cluster.collectives, operation_of(options)) is None
     as_planned = options.bucketing != "mg_wfbp" or same
     known = one_by_one and as_planned and exact_formula(job, options.reduction)

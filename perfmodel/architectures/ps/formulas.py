@@ -16,7 +16,7 @@ from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, where
 from perfmodel.graph.op_graph import MANY_GROUPS
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.workload import expanded
+from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.phases.layers import Layers, Part, Stage, Whole
 from perfmodel.phases.phases import Phase, Phases, mixed, resource_limited, several
 from perfmodel.phases.quantities import Quantities, quantities_of
@@ -47,15 +47,20 @@ def phases(job: Job, q: Quantities) -> Phases:
     options = Options.of(job)
     if isinstance(q.layers, Whole):
         q = msgspec.structs.replace(
-            q, layers=msgspec.structs.replace(q.layers, part=Demands.of(job, q).fullest)
+            q,
+            layers=msgspec.structs.replace(
+                q.layers, part=Demands.of(options, job.workload, q).fullest
+            ),
         )
     elif options.servers > 1 or options.partition_bytes < math.inf:
         whole = q.layers
-        placed = whole.once(("placed", options), lambda: _placed(job, whole))
+        placed = whole.once(("placed", options), lambda: _placed(options, job.workload, whole))
         q = msgspec.structs.replace(q, layers=placed)
     if _queue(options):
-        return _apart(job, q)
-    return _together(job, q) if options.sync == "bsp" else _each_step(job, q)
+        beside = job.cluster.devices_per_node > job.cluster.nics_per_node
+        return _apart(options, job.workload, q, beside=beside)
+    together = _together(options, job.workload, q)
+    return together if options.sync == "bsp" else _each_step(together, q)
 
 
 def queues(job: Job) -> bool:
@@ -68,9 +73,9 @@ def _queue(options: Options) -> bool:
     return options.sync != "bsp" and not in_step
 
 
-def _placed(job: Job, layers: Layers) -> Layers:
+def _placed(options: Options, workload: Workload, layers: Layers) -> Layers:
     """Return the layers, with their slices on the servers."""
-    slices = slices_of(job.workload, Options.of(job))
+    slices = slices_of(workload, options)
     parts: dict[int, list[Part]] = {}
     columns = (slices.layer, slices.server, slices.bytes, slices.tensors)
     for layer, server, size, tensors in zip(*(c.tolist() for c in columns), strict=True):
@@ -78,11 +83,10 @@ def _placed(job: Job, layers: Layers) -> Layers:
     return layers.placed(parts)
 
 
-def _together(job: Job, q: Quantities) -> Phases:
+def _together(options: Options, workload: Workload, q: Quantities) -> Phases:
     """Return the phases of BSP: all workers in step, at the pace of the slowest."""
-    options = Options.of(job)
     pushers = q.nodes if options.local_aggregation else q.workers
-    demands = Demands.of(job, q)
+    demands = Demands.of(options, workload, q)
     # if links differ, take the worker with the smallest share of a link
     own_s = 1.0 / (q.bandwidth_bytes_per_s if options.local_aggregation else q.at_once_bytes_per_s)
     demands = msgspec.structs.replace(demands, own_s=own_s)
@@ -90,7 +94,7 @@ def _together(job: Job, q: Quantities) -> Phases:
         lambda late: _in_step(options, q, demands, late, pushers), late=options.backup_workers
     )
     busy_s = {name: pushers * seconds for name, seconds in phases.busy_s.items()}
-    busy_s["servers"] = busy_s["servers"] + demands.optimizer_s(q.gradient_bytes)
+    busy_s["servers"] = busy_s["servers"] + demands.optimizer_s
     return msgspec.structs.replace(phases, busy_s=busy_s, updates=1.0 / q.workers)
 
 
@@ -105,7 +109,7 @@ def _in_step(
     "Scheduling", 5th ed., section 4.1).
     """
     all_at_once = Flows(pushers, pushers, pushers, 1.0, 1.0, in_step=True)
-    alone = is_symbol(q.workers) or q.alike or not (options.overlap or options.duplex)
+    alone = q.alike or not (options.overlap or options.duplex) or is_symbol(q.workers)
     if alone or options.local_aggregation or options.backup_workers:
         return _iteration(options, q, d, late, all_at_once)
     share = 1.0 / q.on_a_nic(q.fullest)
@@ -127,9 +131,9 @@ def _in_step(
     return msgspec.structs.replace(slowest, parts={**slowest.parts, "push": push})
 
 
-def _each_step(job: Job, q: Quantities) -> Phases:
-    """Return the phases of SSP with bound 0: BSP's barrier, but each gradient is an update."""
-    phases = _together(job, q)
+def _each_step(phases: Phases, q: Quantities) -> Phases:
+    """Return the phases of SSP with bound 0, given those :func:`_together`: it has the same
+    barrier, but each gradient is an update."""
     parts = {name: part for name, part in phases.parts.items() if part.cause != "straggler"}
     waiting = sum(part.seconds for part in phases.parts.values() if part.cause == "straggler")
     return msgspec.structs.replace(
@@ -181,7 +185,7 @@ def _iteration(options: Options, q: Quantities, d: Demands, late: Quantity, flow
     else:
         pull = m * maximum(own_pulling_s, d.fullest * pulling_s, d.fullest * d.flow_s)
         push = m * d.sent * maximum(own_pushing_s, d.fullest * pushing_s, d.fullest * d.flow_s)
-        update = maximum(updating * d.update_s, d.longest_s) + d.optimizer_s(m)
+        update = maximum(updating * d.update_s, d.longest_s) + d.optimizer_s
     if flows.in_step and not options.overlap and not q.alike and not is_symbol(q.workers):
         push, update = _one_by_one(q, late, push, update)
     link_s = d.fullest * m / q.server_bandwidth_bytes_per_s
@@ -229,30 +233,30 @@ def _one_by_one(
     )
 
 
-def _apart(job: Job, q: Quantities) -> Phases:
+def _apart(options: Options, workload: Workload, q: Quantities, *, beside: bool) -> Phases:
     """Return the phases of ASP: workers iterate independently and contend for links and servers.
 
     With SSP no worker is more than ``staleness_bound`` iterations ahead of the slowest, so in the
-    long run all workers have its rate.
+    long run all workers have its rate. Workers ``beside`` others also contend for their node's
+    link.
     """
-    options = Options.of(job)
     kinds = q.by_class()
-    by_kind = [Demands.of(job, kind) for kind in kinds]
+    by_kind = [Demands.of(options, workload, kind) for kind in kinds]
     link_s = by_kind[0].shared_s * by_kind[0].fullest * q.gradient_bytes
     demands = [link_s, by_kind[0].sent * link_s, by_kind[0].update_s]
-    beside = job.cluster.devices_per_node > job.cluster.nics_per_node
     even = regularity(by_kind[0].update_s, link_s) if q.corrected else 0.0
     regular = [even, even, 1.0 if q.corrected else 0.0]
-    if beside:  # workers of a node also contend for its link
+    if beside:
         demands, regular = [*demands, 0.0, 0.0], [*regular, 0.0, 0.0]
 
     def slowed(kind: Quantities, d: Demands, others: Sequence[Quantity], late: Quantity) -> Phases:
-        return _iteration(options, kind, d, late, _flows(q, d, others))
+        return _iteration(options, kind, d, late, _flows(q, kind, others))
 
     def cycle_of(kind: Quantities, d: Demands) -> CycleTime:
         def cycle(others: Sequence[Quantity]) -> tuple[Quantity, list[Quantity]]:
-            flows = _flows(q, d, others)
-            held = [times * demand for times, demand in zip(flows.shared, demands, strict=False)]
+            flows = _flows(q, kind, others)
+            shared = flows.pulling, flows.pushing, flows.updating
+            held = [times * demand for times, demand in zip(shared, demands, strict=False)]
             if beside:
                 own_s = d.own_s * q.gradient_bytes
                 held += [flows.own_pulling * own_s, flows.own_pushing * d.sent * own_s]
@@ -260,7 +264,7 @@ def _apart(job: Job, q: Quantities) -> Phases:
 
         return cycle
 
-    pace = _pace(job, q, kinds, by_kind)
+    pace = _pace(options, workload, q, kinds, by_kind)
     queued = contended(
         q.counts,
         demands,
@@ -300,24 +304,27 @@ def _apart(job: Job, q: Quantities) -> Phases:
 
 
 def _pace(
-    job: Job, q: Quantities, kinds: Sequence[Quantities], by_kind: Sequence[Demands]
+    options: Options,
+    workload: Workload,
+    q: Quantities,
+    kinds: Sequence[Quantities],
+    by_kind: Sequence[Demands],
 ) -> Pace | None:
     """Return the cycle time of all workers under SSP, given the others present; None under ASP.
 
     It is that of the slowest worker, for which the others wait at the staleness bound. The fraction
     of them that wait there pulls and pushes in bursts.
     """
-    options = Options.of(job)
     bound = options.staleness_bound
     if options.sync != "ssp" or bound == math.inf:
         return None
     late = _late(q, int(bound))
-    step_s, tied = _burst(job, q, kinds, by_kind, late)
+    step_s, tied = _burst(options, workload, q, kinds, by_kind, late)
 
     def pace(queued: Sequence[Sequence[Quantity]]) -> Quantity:
         rows = zip(kinds, by_kind, queued, late, strict=True)
         iterations = [
-            _iteration(options, kind, d, longer, _flows(q, d, others))
+            _iteration(options, kind, d, longer, _flows(q, kind, others))
             for kind, d, others, longer in rows
         ]
         slowest_s = maximum(0.0, *(iteration.iteration_s for iteration in iterations))
@@ -335,7 +342,8 @@ def _late(q: Quantities, bound: int) -> list[Quantity]:
 
 
 def _burst(
-    job: Job,
+    options: Options,
+    workload: Workload,
     q: Quantities,
     kinds: Sequence[Quantities],
     by_kind: Sequence[Demands],
@@ -346,9 +354,9 @@ def _burst(
 
     They are released at the same time, when the slowest is done, as with BSP.
     """
-    options, n = Options.of(job), q.workers
-    bound = options.staleness_bound
-    d = msgspec.structs.replace(Demands.of(job, q), own_s=1.0 / q.at_once_bytes_per_s)
+    n, bound = q.workers, options.staleness_bound
+    d = Demands.of(options, workload, q)
+    d = msgspec.structs.replace(d, own_s=1.0 / q.at_once_bytes_per_s)
     step = _in_step(options, q, d, q.slowest_followed(int(bound)), n)
     iterations_s = []
     for kind, d, longer in zip(kinds, by_kind, late, strict=True):
@@ -379,13 +387,13 @@ def _tied(q: Quantities, bound: float, faster: Sequence[Quantity]) -> Quantity:
     return minimum(sum(parts) / (q.workers - 1.0), 1.0)
 
 
-def _flows(q: Quantities, d: Demands, others: Sequence[Quantity]) -> Flows:
-    """Return the flows with ``others`` at each station. Of these, the fraction on the worker's own
-    node shares the link of that node."""
+def _flows(q: Quantities, kind: Quantities, others: Sequence[Quantity]) -> Flows:
+    """Return the flows of a worker of one ``kind`` with ``others`` at each station. Of these, the
+    fraction on the worker's own node shares the link of that node."""
     pulling, pushing, updating = (1.0 + queued for queued in others[:3])
     if len(others) == 3:
         return Flows(pulling, pushing, updating, 1.0, 1.0)
-    part = d.beside / maximum(q.workers - 1.0, 1.0)
+    part = kind.beside / maximum(q.workers - 1.0, 1.0)
     own_pulling, own_pushing = (1.0 + part * queued for queued in others[3:])
     return Flows(pulling, pushing, updating, own_pulling, own_pushing)
 

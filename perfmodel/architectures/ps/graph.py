@@ -138,12 +138,14 @@ class _Builder:
         """Return each push's share of its server's link if full, (pushers, slices): 1 if equal."""
         server_of, queue_bytes = self.slices.server, self.job.cluster.queue_bytes
         shares = np.ones((self.shape[0], self.options.servers))
+        if queue_bytes is None:
+            return shares[:, server_of]
         nics = [self.job.cluster.nic_of(int(node)) for node in self._pushing_nodes]
         rates = np.array([nic.goodput_bytes_per_s for nic in nics])
         for server, away in self._crowds():
             sent_bytes = float(self.sent[server_of == server].sum())
             shares[away, server] = incast.parts(
-                rates[away], sent_bytes, queue_bytes or 0.0, seed=self.job.seed, link=server
+                rates[away], sent_bytes, queue_bytes, seed=self.job.seed, link=server
             )
         return shares[:, server_of]
 
