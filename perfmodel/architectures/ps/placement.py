@@ -8,6 +8,7 @@ import numpy as np
 from perfmodel.architectures.ps.options import Options
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError
+from perfmodel.base.same import kept
 from perfmodel.communication.messages import MOST_PARTS, parts_of, tensors_of
 from perfmodel.inputs.workload import Workload
 
@@ -28,6 +29,7 @@ class Slices(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     tensors: Floats
 
 
+@kept(16)
 def slices_of(workload: Workload, options: Options) -> Slices:
     """Place a workload's tensors; the part of a layer on a server is one message, a slice.
 
