@@ -322,14 +322,20 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
             computed = computed + (seconds * scale + encode_per_byte_s * size)
             made.append(computed)
         computed = computed + self.last_s * scale
-        free: list[dict[int, Quantity]] = [{} for _ in stages]
+        ready = made if overlap else [computed] * len(made)
         several = [not (isinstance(s.longer, float) and s.longer == 1.0) for s in stages]
-        over: list[Quantity] = [0.0 for _ in stages]
         services = [(*stage.each_s, stage.longer) for stage in stages]
+        values = (computed, *(value for service in services for value in service[:2]))
+        turns = self.once("turns", self._turns)
+        if turns and not any(several) and all(type(value) is float for value in values):
+            numbers = cast("list[float]", ready), cast("list[tuple[float, ...]]", services)
+            return computed, _in_turn(turns, *numbers)
+        free: list[dict[int, Quantity]] = [{} for _ in stages]
+        over: list[Quantity] = [0.0 for _ in stages]
         timed = [not is_nothing(stage.per_tensor_s) for stage in stages]
-        for ready, parts in zip(made, self.parts[::-1], strict=True):
+        for begun, parts in zip(ready, self.parts[::-1], strict=True):
             for part in parts:
-                end = ready if overlap else computed
+                end = begun
                 for k, (per_tensor_s, per_byte_s, longer) in enumerate(services):
                     last = free[k].get(part.place, 0.0)
                     if type(end) is float and type(last) is float:
@@ -347,6 +353,14 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
             _latest(0.0, *places.values(), late) for places, late in zip(free, over, strict=True)
         ]
         return computed, ends
+
+    def _turns(self) -> list[tuple[float, float]]:
+        """Return bytes and tensors of the layers in backward order if each is one part, all at the
+        same place; else none."""
+        parts = [part for layer in self.parts[::-1] for part in layer]
+        alone = all(len(layer) == 1 for layer in self.parts)
+        alone = alone and len({part.place for part in parts}) == 1
+        return [(part.bytes, part.tensors) for part in parts] if alone else []
 
     def _critical_paths(
         self, stages: tuple[Stage, ...], overlap: bool, encoded: bool
@@ -375,6 +389,27 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
 @kept(64)
 def _layers_of(layers: tuple[WorkloadLayer, ...]) -> Layers:
     return Layers.each(layers)
+
+
+def _in_turn(
+    turns: Sequence[tuple[float, float]],
+    ready: Sequence[float],
+    services: Sequence[tuple[float, ...]],
+) -> list[Quantity]:
+    """Return when the last of parts has passed each stage, if a stage serves one after the other.
+
+    ``turns`` are bytes and tensors of the parts; ``services`` begin with the seconds per tensor and
+    per byte.
+    """
+    ends: list[Quantity] = []
+    for per_tensor_s, per_byte_s, *_ in services:
+        last, passed = 0.0, []
+        for begun, (size, count) in zip(ready, turns, strict=True):
+            last = (begun if begun > last else last) + (size * per_byte_s + count * per_tensor_s)
+            passed.append(last)
+        ready = passed
+        ends.append(last)
+    return ends
 
 
 def _latest(*times: Quantity) -> Quantity:
