@@ -292,7 +292,7 @@ def _fused(
 
     Its parameters are those of ``scaled_dot_product_attention``. PyTorch itself takes the products
     and the softmax one by one there. Values that are narrower than keys are filled up, since shapes
-    are those of queries.
+    are those of queries. No gradient is passed to a mask, which may be a learnt bias.
     """
     if enable_gqa:
         repeats = int(query.shape[1]) // int(key.shape[1])
@@ -302,7 +302,8 @@ def _fused(
     if width < query.shape[-1]:
         value = torch.nn.functional.pad(value, (0, int(query.shape[-1]) - width))
     run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    both = run(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+    mask = None if attn_mask is None else attn_mask.detach()
+    both = run(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)
     output: Tensor = both[0]
     return output[..., :width] if width < output.shape[-1] else output
 

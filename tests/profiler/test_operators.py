@@ -145,6 +145,18 @@ def test_attention_is_one_operator_on_every_device(given: dict[str, Any], device
     assert moving == MemoryBound(2 * 192, 3 * 192)  # the product with the weight
 
 
+def test_attention_with_a_learnt_bias_is_one_operator() -> None:
+    """As T5 has it: without scores, nothing passes the bias a gradient."""
+
+    def function(x: Any, weight: Any) -> Any:
+        bias, x = weight[:6].expand(1, 1, 6, 6), x * weight
+        return functional.scaled_dot_product_attention(x, x, x, attn_mask=bias)
+
+    attention, moving = operators(lambda: Function(function), 4, 6, 8, device="meta")
+    assert attention == Attention(6, 4, 4, 8, causal=False)
+    assert moving == MemoryBound(2 * 192, 3 * 192)  # the product with the weight
+
+
 def test_operations_of_grouped_attention_are_counted_by_older_counters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
