@@ -341,6 +341,12 @@ def _one_pass(
     if profile.decoder is not None and not timed:
         given = precision, batch_size, software, documents, storage
         return _of_language(profile, device_name, *given)
+    if device_name in device_names() and not _timed(profile, device_name, precision):
+        from perfmodel.times import eager_estimate
+
+        job = device(device_name), devices(), precision, batch_size, software, storage
+        if (recorded := eager_estimate.estimate(profile, *job)) is not None:
+            return recorded
     if software.estimates:
         raise InputError(
             f"stack, launches: times of {profile.name} are not estimated from operators, as those "
@@ -351,10 +357,9 @@ def _one_pass(
         shares = None
         if not timings[0].per_layer and profile.layers:
             shares = _shares(profile, timings[0])
-        notes = []
+        notes, place = [], timings[0].device
         if device_name is None:
-            notes = [Assumption("device", timings[0].device, "", "default of the profile")]
-        place = timings[0].device
+            notes = [Assumption("device", place, "", "default of the profile")]
         there = {timing.precision for timing in profile.timings if timing.device == place}
         if precision is None and len(there) > 1:
             why = f"first of the profile for {place}"

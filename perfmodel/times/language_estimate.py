@@ -22,6 +22,7 @@ from perfmodel.inputs.software import (
     COMPILED,
     EAGER,
     GRAPHS,
+    RECENT,
     TUNED,
     UNSAID,
     Software,
@@ -31,6 +32,7 @@ from perfmodel.inputs.storage import DEFAULT, Storage
 from perfmodel.inputs.workload import Workload, resolve
 from perfmodel.theory.memory_bound import ACHIEVED
 from perfmodel.theory.packing import Documents
+from perfmodel.times.eager_estimate import PRECISION, odd_products_s
 from perfmodel.times.frameworks import FRAMEWORK_ERROR
 from perfmodel.times.operator_times import (
     Factors,
@@ -82,15 +84,14 @@ def estimate(
 
     Layers take the time of their operators on the device
     (:func:`perfmodel.times.operator_times.layers_s`), and longer by what training takes with a
-    level of software (:func:`perfmodel.times.operator_transfer.stack_of`). Launched eagerly, and
-    not tuned, parts of what is bound by memory are kernels of their own. Both passes take at
-    least as long as the host launches their operators
-    (:func:`perfmodel.inputs.software.launch_s`). The optimizer (Adam) reads parameters, gradients
-    and its state, and writes parameters and state, at memory bandwidth, and takes as much longer as
-    the level of software says; weights of products with 8 bits are cast then. ``storage`` says
-    whether autocast casts weights. Attention stays inside ``documents``
-    (:mod:`perfmodel.times.packed`). Nothing is measured of products in 4 bits: the interval reaches
-    the time that 8 bits take.
+    level of software (:func:`perfmodel.times.operator_transfer.stack_of`). Unless tuned or
+    compiled, parts of what is bound by memory are kernels of their own. Both passes take at least
+    as long as the host launches their operators (:func:`perfmodel.inputs.software.launch_s`). The
+    optimizer (Adam) reads parameters, gradients and its state, and writes parameters and state, at
+    memory bandwidth, and takes as much longer as the level of software says; weights of products
+    with 8 bits are cast then. ``storage`` says whether autocast casts weights. Attention stays
+    inside ``documents`` (:mod:`perfmodel.times.packed`). Nothing is measured of products in 4 bits:
+    the interval reaches the time that 8 bits take.
 
     Raises
     ------
@@ -113,6 +114,7 @@ def estimate(
 
     def times(layers: Sequence[Layer], at: str = precision) -> list[tuple[float, float]]:
         alone = layers_s(target, layers, size, at, devices, factors, fused=fused)
+        alone = _with_odd_rows(layers, alone, size, at) if level == RECENT else alone
         return alone if autocast is None else _with_casts(layers, alone, target)
 
     seconds, varying = packed(profile.layers, documents, times)
@@ -152,6 +154,21 @@ def estimate(
 def _moved_bytes(profile: Profile) -> float:
     """Return the bytes that Adam reads and writes in an update in 32 bits."""
     return (3.0 + 2.0 * profile.optimizer_state_bytes_per_parameter_byte) * profile.parameter_bytes
+
+
+def _with_odd_rows(
+    layers: Sequence[Layer],
+    seconds: Sequence[tuple[float, float]],
+    batch_size: int,
+    precision: str,
+) -> list[tuple[float, float]]:
+    """Return the seconds of layers with what products in 16 bits take longer whose rows have an odd
+    number of values (:mod:`perfmodel.theory.eager_kernels`): software that is not *recent* is known
+    from frameworks that pad the vocabulary."""
+    if precision != PRECISION:
+        return [*seconds]
+    odd_s = odd_products_s(layers, batch_size)
+    return [(f + o, b + 2.0 * o) for (f, b), o in zip(seconds, odd_s, strict=True)]
 
 
 def _with_casts(
