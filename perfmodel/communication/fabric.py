@@ -223,13 +223,13 @@ class Fabric(msgspec.Struct, frozen=True, eq=False):
         by_site = self.by_site(ends, several)
         if several == 1:
             return by_site[None]
-        begin = np.cumsum(count) - count
+        node = np.repeat(np.cumsum(count) - count, count)  # the first end of each one's node
         positions = np.empty((several, len(ends)), np.int64)
         for ring in range(several):
-            for first, size in zip(begin.tolist(), count.tolist(), strict=True):
-                enter, leave = ring, (ring + 1) % several
-                inner = np.setdiff1d(np.arange(size), [enter, leave])
-                positions[ring, first : first + size] = first + np.array([enter, *inner, leave])
+            place = order - node
+            place[order - node == ring] = -1  # enters
+            place[order - node == (ring + 1) % several] = len(ends)  # leaves
+            positions[ring] = np.lexsort((place, node))
         return positions[:, by_site]
 
     def by_site(self, ends: Ids, rings: int = 1) -> Ids:
