@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 from perfmodel.pipelines import Action, Schedule
 
@@ -21,15 +21,15 @@ SEVERAL = ("interleaved_1f1b", "looped_bfs", "interleaved_zb")
 """Schedules with any number of chunks."""
 
 
-def source(schedule: Schedule, action: Action) -> Action | None:
-    """The action whose result an action needs, by the rules of back-propagation."""
+def source(action: Action, there: Container[Action], stages: int) -> Action | None:
+    """The action whose result an action needs, by the rules of back-propagation, if so many stages
+    have the actions that are ``there``."""
     kind, stage, micro_batch = action
-    there = {a for rank in range(schedule.ranks) for a in schedule.order(rank)}
     if kind == "W":
         return Action("I", stage, micro_batch)
     if kind == "F":
         return Action("F", stage - 1, micro_batch) if stage else None
-    if stage == schedule.stages - 1:
+    if stage == stages - 1:
         return Action("F", stage, micro_batch)
     whole = Action("B", stage + 1, micro_batch)
     return whole if whole in there else Action("I", stage + 1, micro_batch)
@@ -45,7 +45,7 @@ def simulated(
     """Start and end of each action: ranks run what they can, over and over, until all is done."""
     orders = [list(schedule.order(rank)) for rank in range(schedule.ranks)]
     holder = {a: rank for rank, order in enumerate(orders) for a in order}
-    sources = {a: source(schedule, a) for a in holder}
+    sources = {a: source(a, holder, schedule.stages) for a in holder}
     flags = iter(schedule.joined.tolist())
     steps: list[list[list[Action]]] = []
     for order in orders:
