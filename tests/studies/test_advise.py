@@ -50,7 +50,7 @@ def advised(name: str) -> Advice:
     return advise(**({"fidelity": "coarse"} | JOBS[name]))
 
 
-by_job = pytest.mark.parametrize("name", thinned(JOBS, 3, first=2))
+by_job = pytest.mark.parametrize("name", thinned(JOBS, 9, first=2))
 
 
 @pytest.mark.slow
