@@ -395,6 +395,7 @@ def outside(cases: Sequence[benchmark.Case], bands: dict[str, float]) -> list[st
     ]
 
 
+@pytest.mark.family("many draws")
 @pytest.mark.slow
 def test_the_stated_errors_of_devices_hold_for_the_catalogue() -> None:
     cases = list(benchmark.devices())
@@ -402,6 +403,7 @@ def test_the_stated_errors_of_devices_hold_for_the_catalogue() -> None:
     assert outside(cases, dict.fromkeys(BANDS, 0.1)) == list(BANDS)
 
 
+@pytest.mark.family("many draws")
 @pytest.mark.slow
 def test_the_stated_errors_of_batch_sizes_hold_for_the_tables() -> None:
     if not (DATA / "neusight" / "measured_latency.csv").is_file():
