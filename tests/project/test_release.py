@@ -166,7 +166,7 @@ def test_each_part_of_the_checks_is_described_and_called() -> None:
 def test_every_part_that_is_drawn_runs_whole_each_night() -> None:
     sections = re.split(r"^if part ", text_of(".ci/run"), flags=re.M)[1:]
     parts_drawn = {words.split(";")[0] for words in sections if "run_drawn " in words}
-    assert parts_drawn == {"slow", "plain", "properties"}
+    assert parts_drawn == {"torch", "slow", "plain", "properties"}
     nightly = read(ROOT / ".github" / "workflows" / "nightly.yml")
     assert called(nightly) == parts_drawn
     assert [job["env"]["PERFMODEL_DRAWN"] for job in nightly["jobs"].values()] == ["1"]
