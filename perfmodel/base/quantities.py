@@ -76,6 +76,8 @@ def _extreme(
     values: Sequence[Quantity], symbolic: str, of_arrays: np.ufunc, of_numbers: Callable[..., float]
 ) -> Quantity:
     """Combine several quantities by the function for symbols, for arrays or for numbers."""
+    if all(type(value) is float for value in values):
+        return of_numbers(values)
     if any(is_symbol(value) for value in values):
         import sympy
 

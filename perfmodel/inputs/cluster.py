@@ -331,9 +331,9 @@ class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """Whether copies between the devices of a node cross the host's memory."""
         return self.intra_node is not None and self.intra_node.interconnect == "host"
 
-    def neighbour_slowdown(self, node: int, workers: int) -> float:
-        """Compute time of a device of ``node`` over that of a device alone on its node."""
-        return 1.0 + self.slowdown_per_neighbour * (self.devices_at(node, workers) - 1)
+    def neighbour_slowdown(self, devices: int) -> float:
+        """Compute time of one of several devices on a node over that of a device alone there."""
+        return 1.0 + self.slowdown_per_neighbour * (devices - 1)
 
     def pace(self, workers: int) -> float:
         """Compute time of the slowest of ``workers`` equal devices over that of a mean one."""
@@ -343,11 +343,11 @@ class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
         return 1.0 + self.device_spread * normal_maximum(workers)
 
-    def loading_slowdown(self, node: int, workers: int) -> float:
-        """Loading time of a device of ``node`` over that of a device alone on its node."""
+    def loading_slowdown(self, devices: int) -> float:
+        """Loading time of one of several devices on a node over that of a device alone there."""
         if self.loaders_per_node is None:
             return 1.0
-        return max(self.devices_at(node, workers) / self.loaders_per_node, 1.0)
+        return max(devices / self.loaders_per_node, 1.0)
 
     def seats(
         self, some: Iterable[int], workers: int, factors: Mapping[int, float], *, in_step: bool
@@ -357,23 +357,20 @@ class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
         pace, seats = self.pace(workers) if in_step else 1.0, []
         for worker in some:
             node = self.node_of_worker(worker)
-            override, beside = self._override(node), self.neighbour_slowdown(node, workers)
-            slowdown = pace * factors.get(worker, 1.0) * beside
-            slowdown /= 1.0 if override is None else override.speed
-            loading, devices = self.loading_slowdown(node, workers), self.devices_at(node, workers)
-            seats.append(Seat(node, self.nic_of(node), devices, slowdown, loading))
+            devices, override = self.devices_at(node, workers), self._override(node)
+            slowdown, nic = pace * factors.get(worker, 1.0), self.nic
+            slowdown *= self.neighbour_slowdown(devices)
+            if override is not None:
+                slowdown, nic = slowdown / override.speed, override.nic or nic
+            seats.append(Seat(node, nic, devices, slowdown, self.loading_slowdown(devices)))
         return seats
 
     def crowded(self, workers: int, *, loading: bool) -> bool:
         """Whether devices differ in speed, or in ``loading``, by how many are on their node."""
-        kinds = {
-            (
-                self.neighbour_slowdown(node, workers),
-                self.loading_slowdown(node, workers) if loading else 1.0,
-            )
-            for node in self.samples(workers)
-        }
-        return len(kinds) > 1
+        counts = {self.devices_at(node, workers) for node in self.samples(workers)}
+        compute = {self.neighbour_slowdown(count) for count in counts}
+        load = {self.loading_slowdown(count) for count in counts} if loading else ()
+        return len(compute) > 1 or len(load) > 1
 
     @property
     def crowds(self) -> bool:

@@ -211,7 +211,7 @@ def test_dlperf_uses_the_node_of_the_row() -> None:
                      batch_per_gpu=128, num_nodes=2, num_gpus=16, images_per_s=1.0, alone_s=0.3,
                      node_s=0.33)  # fmt: skip
     assert list(row.fields) == ["link", "latency_s"]
-    assert row.job({}).cluster.neighbour_slowdown(0, 8) == pytest.approx(1.1)
+    assert row.job({}).cluster.neighbour_slowdown(8) == pytest.approx(1.1)
 
 
 def test_predicted_rows_are_never_fitted_to() -> None:
