@@ -102,9 +102,7 @@ def _aliases(_home: str, known: tuple[str, ...]) -> Mapping[str, str]:
 
 def default_cluster_of(device_name: str) -> str | None:
     """The default cluster of a shipped device; None if its file names none."""
-    if device_name not in device_names():
-        return None
-    return device(device_name).default_cluster
+    return device(device_name).default_cluster if device_name in device_names() else None
 
 
 def cluster(name: str) -> Cluster:
@@ -114,8 +112,7 @@ def cluster(name: str) -> Cluster:
     ------
     InputError : no such cluster.
     """
-    path = _file("cluster", name, "clusters", ".toml")
-    return _read(path, Cluster, clusters_.SCHEMA)
+    return _read(_file("cluster", name, "clusters", ".toml"), Cluster, clusters_.SCHEMA)
 
 
 def profile(name_or_path: str | Path) -> Profile:
