@@ -341,8 +341,8 @@ def _one_pass(
     if device_name in device_names() and not _timed(profile, device_name, precision):
         from perfmodel.times import eager_estimate
 
-        job = device(device_name), devices(), precision, batch_size, software, storage
-        if (recorded := eager_estimate.estimate(profile, *job)) is not None:
+        job = profile, device(device_name), devices(), precision, batch_size, software, storage
+        if recorded := eager_estimate.estimate(*job):
             return recorded
     if software.estimates:
         raise InputError(
@@ -351,17 +351,15 @@ def _one_pass(
         )
     if device_name is None or _timed(profile, device_name, precision):
         timings = timings_on(profile, device_name, precision)
-        shares = None
-        if not timings[0].per_layer and profile.layers:
-            shares = _shares(profile, timings[0])
-        notes, place = [], timings[0].device
-        if device_name is None:
-            notes = [Assumption("device", place, "", "default of the profile")]
-        there = {timing.precision for timing in profile.timings if timing.device == place}
+        first, place = timings[0], timings[0].device
+        shares = None if first.per_layer or not profile.layers else _shares(profile, first)
+        why = "default of the profile"
+        notes = [Assumption("device", place, "", why)] if device_name is None else []
+        there = {one.precision for one in profile.timings if one.device == place}
         if precision is None and len(there) > 1:
             why = f"first of the profile for {place}"
-            notes.append(Assumption("precision", timings[0].precision, "", why))
-        error, of_other = framework_error(timings[0], software.framework)
+            notes.append(Assumption("precision", first.precision, "", why))
+        error, of_other = framework_error(first, software.framework)
         return resolve(
             profile,
             timings,
@@ -369,7 +367,7 @@ def _one_pass(
             layer_shares=shares,
             assumptions=[*notes, *of_other],
             error_fraction=error,
-            launch_s=_launch_s(timings[0].device),
+            launch_s=_launch_s(place),
         )
     _check_device(device_name, profile)
     from perfmodel.times import device_transfer
@@ -444,9 +442,8 @@ def _estimated(
 
 
 def _check_device(name: str, profile: Profile) -> None:
-    known = device_names()
-    if name not in known:
-        error = unknown_name("device", name, {*known, *profile.devices})
+    if name not in device_names():
+        error = unknown_name("device", name, {*device_names(), *profile.devices})
         raise InputError(f"{error}; with the measured speed of one device it may have any name")
 
 
