@@ -116,6 +116,7 @@ def threads() -> Iterator[tuple[str, Diagnosis, set[str]]]:
     yield "Q16", told, {"no NVLink"}
 
 
+@pytest.mark.family("many draws")
 @pytest.mark.slow
 def test_the_cause_that_a_thread_found_is_first() -> None:
     """All 12 cases (6 threads)."""
@@ -168,6 +169,7 @@ def faulty(name: str, others: str) -> Iterator[tuple[dict[str, Any], Job, str]]:
             yield row, job, FAULTS[row["config"]["tag"]]
 
 
+@pytest.mark.family("many draws")
 @pytest.mark.slow
 def test_faults_of_data_parallel_runs_come_first() -> None:
     """Runs that the fault makes at least 5 % slower; small buckets never do so there."""
@@ -189,6 +191,7 @@ def job_step_s(job: Job) -> float:
     return pm.predict(job, fidelity="coarse").iteration_s
 
 
+@pytest.mark.family("many draws")
 @pytest.mark.slow
 def test_faults_of_pipelines_are_among_the_first_two() -> None:
     told = [
