@@ -19,6 +19,7 @@ from perfmodel.cli import cli
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of, with_layers
 from perfmodel.inputs.job_files import read_job
+from perfmodel.inputs.operator_shapes import Product
 from perfmodel.inputs.passes import accumulated
 from perfmodel.inputs.recomputation import recomputed
 from perfmodel.inputs.software import Software
@@ -26,7 +27,7 @@ from perfmodel.inputs.storage import Storage
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.predicting.effects import effects
 from perfmodel.times import language_estimate
-from perfmodel.times.operator_times import layers_s
+from perfmodel.times.operator_times import kernels_of, layers_s
 from perfmodel.times.operator_transfer import stack_of
 
 PUBLISHED = {
@@ -610,3 +611,22 @@ def test_a_sweep_can_vary_the_length() -> None:
     header, *lines = csv.reader(done.stdout.splitlines())
     column = header.index("sequence_length")
     assert [line[column] for line in lines] == ["256", "512"]
+
+
+def test_the_host_launches_adapters_too() -> None:
+    """Llama 1B on 1 x 16 tokens: each of 16 blocks has adapters of four matrices, with two products
+    of three kernels and four kernels bound by memory; frozen products have a kernel less."""
+    profile = catalogue.model("llama-1b")
+    layers = with_layers(profile, "mixed").layers
+    products = sum(isinstance(one, Product) for layer in layers for one in layer.operators)
+    kernels = kernels_of(layers) - products + 16 * 4 * 10
+
+    def passes_s(**given: str) -> float:
+        job = make_job(
+            workload=profile, device="h200", precision="mixed", workers=1, arch="ring",
+            batch_size=1, sequence_length=16, lora="16:attention", **given,
+        )  # fmt: skip
+        return job.workload.forward_s + job.workload.backward_s
+
+    assert passes_s() == pytest.approx(kernels * 30e-6, rel=0.04)  # no backward of the embedding
+    assert passes_s(launches="graphs") < 0.1 * passes_s()
