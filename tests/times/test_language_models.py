@@ -629,4 +629,4 @@ def test_the_host_launches_adapters_too() -> None:
         return job.workload.forward_s + job.workload.backward_s
 
     assert passes_s() == pytest.approx(kernels * 30e-6, rel=0.04)  # no backward of the embedding
-    assert passes_s(launches="graphs") < 0.1 * passes_s()
+    assert passes_s(launches="graphs") < 0.25 * passes_s()  # which reads all weights
