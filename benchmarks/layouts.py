@@ -96,6 +96,11 @@ SPACES: tuple[tuple[str, str, int, dict[str, Any]], ...] = (
                                           "global_batch_size": BATCHES}),
     ("without pipelines", "llama-8b", 64, {"pipeline": (1,), "context": (1, 2, 4, 8),
                                            "global_batch_size": range(64, 8193, 64)}),
+    ("with pipelines", "llama-70b", 512, {"schedule": SCHEDULES, "pipeline": STAGES,
+                                          "context": (1, 2, 4),
+                                          "global_batch_size": range(512, 20_481, 512)}),
+    ("without pipelines", "llama-8b", 64, {"pipeline": (1,), "context": (1, 2, 4, 8),
+                                           "global_batch_size": range(64, 81_921, 64)}),
 )  # fmt: skip
 """Spaces by name: model, H100 devices, and what differs from the default axes of a plan."""
 

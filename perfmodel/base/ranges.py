@@ -1,13 +1,16 @@
 """Ranges of the numbers in a struct, declared as a table and checked when it is made."""
 
+import copy
 import math
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 import msgspec
 
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.limits import MOST_WHOLE, limits_of
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 LEAST_MOST = 1e9
 """The smallest upper limit of any unit; all lower limits are 1 or less."""
@@ -90,3 +93,11 @@ class Ranged(msgspec.Struct, frozen=True):
                 limits.check(name, value)
             except InputError as error:
                 raise InputError(self.PLACE.format(self) + str(error)) from None
+
+
+def unchecked(one: T, **values: object) -> T:
+    """Return a copy of a struct with other values that need no check, such as names."""
+    made = copy.copy(one)
+    for name, value in values.items():
+        msgspec.structs.force_setattr(made, name, value)
+    return made

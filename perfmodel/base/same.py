@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Generic, TypeVar, TypeVarTuple, Unpack
 
@@ -55,3 +56,26 @@ def kept(
         return of
 
     return keeping
+
+
+class SameItems(Generic[T]):
+    """A tuple that equals another only if its items are the same objects.
+
+    >>> a, b = [1], [1]
+    >>> SameItems((a, b)) == SameItems((a, b)), SameItems((a, a)) == SameItems((a, b))
+    (True, False)
+    """
+
+    __slots__ = ("_hash", "value")
+
+    def __init__(self, value: tuple[T, ...]) -> None:
+        self.value = value
+        self._hash = hash(tuple(map(id, value)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SameItems) or len(other.value) != len(self.value):
+            return False
+        return all(map(operator.is_, self.value, other.value))

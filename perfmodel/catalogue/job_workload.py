@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Hashable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from perfmodel.base.errors import InputError
+from perfmodel.base.same import Same
 from perfmodel.catalogue import catalogue
 from perfmodel.catalogue.documents import OF_DOCUMENTS, documents_of
 from perfmodel.inputs.decoder import Decoder
@@ -60,14 +63,8 @@ def workload_of(arguments: Mapping[str, Any]) -> Workload:
     software = Software(*(given.pop(name) for name in OF_SOFTWARE))
     measured = read_one_device(*(given.pop(name) for name in OF_ONE_DEVICE))
     documents, notes = documents_of({name: given.pop(name) for name in OF_DOCUMENTS})
-    made, decoder, profiled = _workload(
-        **given,
-        passes=passes,
-        storage=storage,
-        measured=measured,
-        software=software,
-        documents=documents,
-    )
+    known = {"passes": passes, "storage": storage, "measured": measured, "software": software}
+    made, decoder, profiled = _once(given | known | {"documents": documents})
     if notes:
         made = msgspec.structs.replace(made, assumptions=(*made.assumptions, *notes))
     replica, _ = replica_of(arguments)
@@ -99,6 +96,34 @@ def anchored(arguments: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
     return dict(arguments)
 
 
+@contextlib.contextmanager
+def sharing() -> Iterator[None]:
+    """Within it, jobs that only differ in how devices divide a workload resolve that once."""
+    token = _shared.set({})
+    try:
+        yield
+    finally:
+        _shared.reset(token)
+
+
+Made = tuple[Workload, Decoder | None, tuple[Layer, ...]]
+"""A workload, and the dimensions and the layers of its model."""
+
+_shared: ContextVar[dict[tuple[Hashable, ...], Made] | None] = ContextVar("shared", default=None)
+
+
+def _once(arguments: Mapping[str, Any]) -> Made:
+    """Return what :func:`_workload` makes of these arguments, within :func:`sharing` once."""
+    made = _shared.get()
+    if made is None:
+        return _workload(**arguments)
+    large = Profile, Workload, Documents
+    key = tuple(Same(one) if isinstance(one, large) else one for one in arguments.values())
+    if key not in made:
+        made[key] = _workload(**arguments)
+    return made[key]
+
+
 def _workload(
     model: str | None,
     workload: Workload | Profile | str | Path | None,
@@ -109,7 +134,7 @@ def _workload(
     measured: OneDevice | None,
     software: Software,
     documents: Documents | None,
-) -> tuple[Workload, Decoder | None, tuple[Layer, ...]]:
+) -> Made:
     """Return the workload: as given, or made from the profile; and the dimensions, and the layers,
     of its model. It has so many parameters because jobs vary them independently."""
     if model is None and workload is None:

@@ -7,6 +7,7 @@ import functools
 import msgspec
 
 from perfmodel.base.errors import InputError, whole_number
+from perfmodel.base.ranges import unchecked
 from perfmodel.inputs.activations import FUSED_LOSS
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_parts import COMBINE, DISPATCH, EXPERTS, ROUTER, Experts, Latent
@@ -114,8 +115,7 @@ def layers_of(
     _check_share(d, tensor, parallel.tensor if parallel is not None else tensor)
     element = 2 if precision in SHORT else 4
     kept = RECIPES[precision].input_bytes / element if precision in RECIPES else 1.0
-    parts = parallel or ExpertParallel(tensor=tensor)
-    make = _Making(d, s, element, tensor, kept=kept, parallel=parts)
+    make = _Making(d, s, element, tensor, kept, parallel or ExpertParallel(tensor=tensor))
     vocabulary = -(-d.vocabulary // tensor)
     layers = make.embeddings(vocabulary)
     kinds = [(d.has_experts(i), d.attended(i, s)) for i in range(d.blocks)]
@@ -196,8 +196,8 @@ class _Making(msgspec.Struct, frozen=True):
 
     def named(self, prefix: str, layer: Layer) -> Layer:
         """The same layer of another block."""
-        tensors = tuple(Tensor(prefix + tensor.name, tensor.bytes) for tensor in layer.tensors)
-        return msgspec.structs.replace(layer, name=prefix + layer.name, tensors=tensors)
+        tensors = tuple(unchecked(one, name=prefix + one.name) for one in layer.tensors)
+        return unchecked(layer, name=prefix + layer.name, tensors=tensors)
 
     def moving(
         self,

@@ -205,10 +205,11 @@ def _kept_bytes(layers: Sequence[WorkloadLayer]) -> float:
 
 def block_of(layer: WorkloadLayer) -> str:
     """Return the block of a layer; "" outside blocks."""
-    return _block(layer.name)
+    return block_named(layer.name)
 
 
 @functools.lru_cache(maxsize=16_384)
-def _block(name: str) -> str:
+def block_named(name: str) -> str:
+    """Return the block of a layer of this name; "" outside blocks."""
     match = re.match(BLOCK, name)
     return match[1] if match else ""

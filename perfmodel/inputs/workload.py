@@ -122,14 +122,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         return self.forward_s + self.backward_s + self.optimizer_s
 
     @property
-    def outputs_bytes(self) -> list[float]:
-        """The output of each layer, for the whole batch of a pass."""
-        return [
-            one.activation_bytes if one.output_bytes is None else one.output_bytes
-            for one in self.layers
-        ]
-
-    @property
     def activation_checkpointing(self) -> bool:
         """Whether every block keeps only its input."""
         return self.recompute == "full"

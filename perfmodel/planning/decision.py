@@ -359,6 +359,9 @@ def _chances(search: Search, places: Sequence[int]) -> Sequence[float]:
 
 def _notes(search: Search, first: Candidate) -> Iterator[str]:
     """Remarks on a plan."""
+    paid = [one for one in _prices(search, [first]) if one.price_usd_per_h]
+    if undated := [one.instance for one in paid if not one.date]:
+        yield f"price without a date: {', '.join(undated)} (compare it with today's)"
     if search.too_large:
         yield (
             f"candidates not simulated, because each simulation would take more than "

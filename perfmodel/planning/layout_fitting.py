@@ -147,10 +147,11 @@ class Fitting:
         self.outside: list[int] = []
         columns = [getattr(found, name) for name in OF_KIND]
         self.kinds = _numbered(*columns, found.global_batch_size)
-        names = [np.array(values) for values in (found.arch, found.schedule)]
-        self.alike = _numbered(*columns, *names)
-        self.kept = _ranks(found.arch, ARCHITECTURES)
-        self.rest = _ranks(found.recompute, RECOMPUTE)
+        names = {name: found.shapes.columns[name] for name in ("arch", "schedule", "recompute")}
+        codes = [_coded(names[name])[found.shape] for name in ("arch", "schedule")]
+        self.alike = _numbered(*columns, *codes)
+        self.kept = _ranks(names["arch"], ARCHITECTURES)[found.shape]
+        self.rest = _ranks(names["recompute"], RECOMPUTE)[found.shape]
         needed = self.rest, found.micro_batch_size, found.global_batch_size
         self.order = np.lexsort((*needed[::-1], self.alike))
         self.begins = np.searchsorted(self.alike[self.order], np.arange(self.alike.max() + 2))
@@ -255,20 +256,28 @@ class Fitting:
         return f"no layout fits: a device needs at least {times:.3g} times its memory"
 
 
-def _ranks(names: Sequence[str], known: Sequence[str]) -> Ids:
+def _ranks(names: NDArray[Any], known: Sequence[str]) -> Ids:
     """Return how much of a model, or of activations, layouts keep, the most first in ``known``; 0
-    for others, (layouts,)."""
+    for others, (names,)."""
     rank = {name: len(known) - k for k, name in enumerate(known)}
-    return np.array([rank.get(name, 0) for name in names])
+    return np.array([rank.get(name, 0) for name in names.tolist()])
+
+
+def _coded(names: NDArray[Any]) -> Ids:
+    """Return a number for each name, the same for equal ones, (names,)."""
+    known: dict[str, int] = {}
+    return np.array([known.setdefault(name, len(known)) for name in names.tolist()])
 
 
 def _numbered(*columns: NDArray[Any]) -> Ids:
     """Return a number for each row of columns, the same for equal ones, (rows,)."""
     numbers = np.zeros(len(columns[0]), np.int64)
     for values in columns:
-        _, which = np.unique(values, return_inverse=True)
-        _, numbers = np.unique(numbers * (which.max() + 1) + which.reshape(-1), return_inverse=True)
-    return numbers.reshape(-1)
+        many = int(values.max()) + 1
+        if (int(numbers.max()) + 1) * many > np.iinfo(np.int64).max:
+            numbers = np.unique(numbers, return_inverse=True)[1].reshape(-1)
+        numbers = numbers * many + values
+    return np.unique(numbers, return_inverse=True)[1].reshape(-1)
 
 
 def best_of(choices: Combinations, possible: Fitting) -> Layouts:

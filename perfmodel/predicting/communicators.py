@@ -13,11 +13,13 @@ and 986). Issue 864 has 1.6 GB with one communicator, the context included; here
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 
 import msgspec
 
+from perfmodel.base.same import Same
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Job
 
@@ -102,4 +104,9 @@ def communicators_of(job: Job, stage: int = 0, *, servers: bool) -> list[Group]:
 
 def communicator_bytes(cluster: Cluster, group: Group | None = None) -> float:
     """Return the memory of a communicator on a device, of a ``group`` or of devices of a node."""
-    return channels_of(cluster, group) * CONNECTIONS * CONNECTION_BYTES
+    return _channels(Same(cluster), group) * CONNECTIONS * CONNECTION_BYTES
+
+
+@functools.lru_cache(maxsize=1024)
+def _channels(cluster: Same[Cluster], group: Group | None) -> int:
+    return channels_of(cluster.value, group)

@@ -57,20 +57,17 @@ def with_context(
     """
     replica = stage.replica
     costs = _Costs.of(cluster, replica, within)
-    again = [workload.recompute == "full" and bool(block_of(layer)) for layer in layers]
-    late = [_uneven(replica, workload) * _attention(one, workload) for one in layers]
-    waits = [
-        (part * one.forward_s, part * one.backward_s)
-        for part, one in zip(late, layers, strict=True)
-    ]
-    forward = [
-        costs.joined(layer, 1.0, layer.forward_s + wait_s)
-        for layer, (wait_s, _) in zip(layers, waits, strict=True)
-    ]
-    backward = [
-        costs.joined(layer, BACKWARD_TIMES + repeats, layer.backward_s + wait_s)
-        for layer, repeats, (_, wait_s) in zip(layers, again, waits, strict=True)
-    ]
+    uneven, again = _uneven(replica, workload), workload.recompute == "full"
+    waits, forward = [(0.0, 0.0)] * len(layers), [NOTHING] * len(layers)
+    backward = forward.copy()
+    for k, one in enumerate(layers):
+        if not one.keys_bytes:
+            continue
+        late = uneven * _attention(one, workload)
+        waits[k] = late * one.forward_s, late * one.backward_s
+        times = BACKWARD_TIMES + (again and bool(block_of(one)))
+        forward[k] = costs.joined(one, 1.0, one.forward_s + waits[k][0])
+        backward[k] = costs.joined(one, times, one.backward_s + waits[k][1])
     made = msgspec.structs.replace(
         stage,
         context_workers=within,
@@ -102,6 +99,7 @@ class _Costs:
         self.replica, self.fabric, self.measured = replica, fabric, measured
         self.ends, self.workers = ends, workers
         self.known: dict[tuple[str, float], Sums] = {}
+        self.exchanges: dict[tuple[float, float, float, float], Sums] = {}
 
     @classmethod
     def of(cls, cluster: Cluster, replica: Replica, within: int) -> _Costs:
@@ -118,12 +116,13 @@ class _Costs:
     def joined(self, layer: WorkloadLayer, times: float, attention_s: float) -> Sums:
         """Return what a layer exchanges that attention of so many seconds does not hide; keys and
         values pass ``times`` as often as in forward."""
-        if not layer.keys_bytes:
-            return NOTHING
-        pair = self._exchange(layer, times)
-        if self.replica.context_exchange in ("ring", "hierarchical"):
-            pair = _exposed(pair, self.replica, attention_s)
-        return _joined(pair)
+        key = layer.keys_bytes, layer.queries_bytes, times, attention_s
+        if key not in self.exchanges:
+            pair = self._exchange(layer, times)
+            if self.replica.context_exchange in ("ring", "hierarchical"):
+                pair = _exposed(pair, self.replica, attention_s)
+            self.exchanges[key] = _joined(pair)
+        return self.exchanges[key]
 
     def _exchange(self, layer: WorkloadLayer, times: float) -> _Pair:
         """Return what a layer exchanges."""
@@ -190,9 +189,8 @@ class _Costs:
 
 
 def _attention(layer: WorkloadLayer, workload: Workload) -> float:
-    """Return the part of a layer's time that depends on which parts of sequences a device has."""
-    if not layer.keys_bytes:
-        return 0.0
+    """Return the part of the time of a layer with keys that depends on which parts of sequences a
+    device has."""
     return 1.0 if workload.packing is None else layer.varying
 
 

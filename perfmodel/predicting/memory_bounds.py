@@ -122,7 +122,12 @@ def _of_first(job: Job, replica: Replica, known: Known) -> First:
 @kept(512)
 def _layers(work: Workload, replica: Replica) -> Layers:
     """Return the layers of one micro-batch on a device."""
-    shares = [shares_of(layer, replica) for layer in work.layers]
+    known: dict[tuple[str, bool], tuple[int, float]] = {}
+    for layer in work.layers:
+        key = layer.kind, layer.forward_summed_bytes > 0.0
+        if key not in known:
+            known[key] = shares_of(layer, replica)
+    shares = [known[layer.kind, layer.forward_summed_bytes > 0.0] for layer in work.layers]
     count, activation = np.array(shares).T
     gradients = [sum(layer.tensor_bytes) for layer in work.layers] / count
     whole = activation * [layer.activation_bytes for layer in work.layers]
@@ -149,7 +154,7 @@ def states_of(job: Job, known: Known) -> States:
     """Return what a worker of a job keeps of a model."""
     if job.workload.frozen_bytes > 0.0:
         return States(0.0, 0.0)
-    cluster = job.cluster if job.replica is None else known.seats_of(job)[0][0].cluster
+    cluster = job.cluster if job.replica is None else known.first_seats(job).cluster
     alone = msgspec.structs.replace(
         job, workers=job.workers * job.context_workers, replica=None, stragglers=(),
         options=job.options.among(job.context_workers), given=None, cluster=cluster,

@@ -120,6 +120,7 @@ class Known:
         self.clusters: dict[Hashable, Cluster] = {}
         self.fabrics: dict[Hashable, Fabric] = {}
         self.seats: dict[Hashable, tuple[list[Seats], list[int]]] = {}
+        self.firsts: dict[Hashable, Seats] = {}
         self.quantities: dict[tuple[int, int, int], tuple[Job, Quantities, Floats]] = {}
         self.tensors: dict[tuple[float, ...], int] = {}
         self.parts: dict[Hashable, Workload] = {}
@@ -229,14 +230,9 @@ class Known:
 
     def seats_of(self, job: Job) -> tuple[list[Seats], list[int]]:
         """Return the seats of each stage, and a number for what each sees of the cluster."""
-        replica = replica_of(job)
-        key = (
-            *(id(job.cluster), replica.pipeline, replica.order, job.workers),
-            *(job.counted_as_one, job.context_workers),
-        )
+        key = self._placing(job)
         if key not in self.seats:
-            position = positions_of(job.workers, replica, job.context_workers)
-            seats = seats_of(self.cluster(job), position)
+            seats = self._seats(job)
             distinct: list[Cluster] = []
             numbers = []
             for one in seats:
@@ -245,6 +241,25 @@ class Known:
                 numbers.append(distinct.index(one.cluster))
             self.seats[key] = seats, numbers
         return self.seats[key]
+
+    def first_seats(self, job: Job) -> Seats:
+        """Return the seats of the first stage, in less time."""
+        key = self._placing(job)
+        if key not in self.firsts:
+            (self.firsts[key],) = self._seats(job, 1)
+        return self.firsts[key]
+
+    def _placing(self, job: Job) -> tuple[Hashable, ...]:
+        """Return what the seats of a job depend on."""
+        replica = replica_of(job)
+        return (
+            *(id(job.cluster), replica.pipeline, replica.order, job.workers),
+            *(job.counted_as_one, job.context_workers),
+        )
+
+    def _seats(self, job: Job, most: int | None = None) -> list[Seats]:
+        position = positions_of(job.workers, replica_of(job), job.context_workers)
+        return seats_of(self.cluster(job), position, most)
 
     def fabric_of(self, job: Job) -> Fabric:
         """Return the links between the devices of all stages of all replicas."""

@@ -27,23 +27,23 @@ import msgspec
 import numpy as np
 
 from perfmodel.base.arrays import Ids
-from perfmodel.base.same import kept
+from perfmodel.base.ranges import unchecked
+from perfmodel.base.same import SameItems, kept
 from perfmodel.inputs.activations import FUSED_LOSS, Peak, Peaks, by_kind, kind_of
 from perfmodel.inputs.passes import one_pass
-from perfmodel.inputs.peaks import peaks_of
-from perfmodel.inputs.recomputation import Kept, block_of, kept_of
+from perfmodel.inputs.peaks import further_peak, peaks_of, update_bytes
+from perfmodel.inputs.recomputation import Kept, kept_of
 from perfmodel.inputs.replica import Replica, Stage
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, WEIGHT
 from perfmodel.pipelines.facts import stored_versions
 from perfmodel.replicas.stage_work import (
     actions_of,
-    boundary_bytes,
     pass_of,
     schedule_of,
     stages_of,
 )
-from perfmodel.replicas.stages import chunks_of
+from perfmodel.replicas.stages import blocks_before, chunks_of
 from perfmodel.times.tensor_parallel import with_tensors
 
 RECEIVED = "received"
@@ -74,21 +74,14 @@ class Ends(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """What a chunk keeps of a micro-batch on a device, and the moment of its backward pass at which
-    its memory is largest."""
+    """What a chunk keeps of a micro-batch on a device: in all until its backward pass, and what is
+    there besides while a part is computed again; and the moment of its backward pass at which its
+    memory is largest."""
 
     kept: Kept
+    bytes: float
+    again_bytes: float
     peak: Peak
-
-    @property
-    def bytes(self) -> float:
-        """What it keeps until its backward pass."""
-        return sum(size for _, size in self.kept.always)
-
-    @property
-    def again_bytes(self) -> float:
-        """What is there besides while a part is computed again."""
-        return sum(size for _, size in self.kept.again)
 
 
 def device_works(
@@ -114,9 +107,10 @@ def _device_works(
     schedule = schedule_of(replica, whole.accumulation)
     share = 1.0 / replica.tensor if replica.sequence_parallel else 1.0
     share /= replica.context
-    passed = [0.0, *(size * share for size in boundary_bytes(whole, replica)), 0.0]
-    blocks = [block_of(layer) for layer in layers]
-    before = [len({*blocks[: chunk.start]} - {""}) for chunk in chunks]
+    passed = [layers[chunk.stop - 1].passed_on_bytes * share for chunk in chunks[:-1]]
+    passed = [0.0, *passed, 0.0]
+    blocks = blocks_before(tuple([layer.name for layer in layers]))
+    before = [blocks[chunk.start] for chunk in chunks]
     versions = stored_versions(schedule).tolist()
     works = []
     for stage, work in stages_of(whole, replica, most):
@@ -136,23 +130,54 @@ def _device_work(
 ) -> tuple[Workload, float]:
     """Return a device's part of the workload, and the bytes of its buffers."""
     replica, passes = stage.replica, work.accumulation
-    whole = one_pass(work).layers
-    layers = tuple(on_device(layer, replica) for layer in whole)
-    part = with_tensors(work, layers)
-    bounds = np.cumsum([0, *stage.chunk_layers]).tolist()
-    chunks = [
-        _chunk(part, layers[start:end], at, blocks, replica)
-        for start, end, at, blocks in zip(bounds, bounds[1:], ends, before, strict=False)
-    ]
-    part = _in_flight(part, chunks, stage, passes)
-    update = peaks_of(part, accelerator=accelerator).update_bytes
-    peaks = msgspec.structs.replace(part.peaks, update_bytes=update)
+    first, *rest = one_pass(work).layers
+    alike = unchecked(replica, pipeline=1, virtual_stages=1, schedule="", stage_layers=())
+    held = _held(
+        unchecked(first, forward_s=0.0),  # which has the earlier passes
+        SameItems(tuple(rest)),
+        alike,
+        (stage.chunk_layers, tuple(ends), tuple(before), work.recompute),
+    )
+    part = _in_flight(with_tensors(work, held.layers), held.chunks, stage, passes)
+    peaks = msgspec.structs.replace(part.peaks, update_bytes=update_bytes(part, accelerator))
     endless = schedule_of(replica, passes * stage.copies).updates.kind != "flush"
     buffers = buffers_bytes(ends, replica.pipeline - stage.number if endless else passes, replica)
+    return msgspec.structs.replace(part, peaks=peaks), buffers + held.gathered + held.exchanged
+
+
+class _Held(NamedTuple):
+    """What a device of a stage has, however many micro-batches are in flight: its part of the
+    layers, which take no time; what its chunks keep; and buffers for what a product gathers, and
+    for what devices that divide sequences exchange."""
+
+    layers: tuple[WorkloadLayer, ...]
+    chunks: tuple[_Chunk, ...]
+    gathered: float
+    exchanged: float
+
+
+@functools.lru_cache(maxsize=256)
+def _held(
+    first: WorkloadLayer,
+    rest: SameItems[WorkloadLayer],
+    replica: Replica,
+    divided: tuple[tuple[int, ...], tuple[Ends, ...], tuple[int, ...], str],
+) -> _Held:
+    """Return what a device has of layers that are ``divided`` into chunks of so many, with such
+    ends and so many blocks before, and recomputed so. Schedules, numbers of micro-batches and
+    architectures have it in common."""
+    sizes, ends, before, recompute = divided
+    whole = (first, *rest.value)
+    layers = tuple(on_device(layer, replica) for layer in whole)
+    bounds = np.cumsum([0, *sizes]).tolist()
+    chunks = tuple(
+        _chunk(layers[start:end], at, blocks, replica, recompute)
+        for start, end, at, blocks in zip(bounds, bounds[1:], ends, before, strict=False)
+    )
+    gathered = 0.0
     if replica.sequence_parallel:  # what a product gathers, once
-        buffers += max((layer.forward_summed_bytes for layer in whole), default=0.0)
-    buffers += max((_exchanged_bytes(layer, replica) for layer in whole), default=0)
-    return msgspec.structs.replace(part, peaks=peaks), buffers
+        gathered = max((layer.forward_summed_bytes for layer in whole), default=0.0)
+    return _Held(layers, chunks, gathered, max(_exchanged_bytes(layer, replica) for layer in whole))
 
 
 def on_device(layer: WorkloadLayer, replica: Replica) -> WorkloadLayer:
@@ -198,10 +223,10 @@ def _exchanged_bytes(layer: WorkloadLayer, replica: Replica) -> float:
 
 
 def _chunk(
-    part: Workload, layers: Sequence[WorkloadLayer], at: Ends, before: int, replica: Replica
+    layers: Sequence[WorkloadLayer], at: Ends, before: int, replica: Replica, recompute: str
 ) -> _Chunk:
     """Return what a chunk with these layers keeps of a micro-batch."""
-    kept, last = kept_of(layers, part.recompute, before), layers[-1]
+    kept, last = kept_of(layers, recompute, before), layers[-1]
     sent = 0.0
     if not replica.asks_as_torch:
         sent = min(at.sent, last.passed_on_bytes)
@@ -212,12 +237,9 @@ def _chunk(
         stays = max(last.activation_bytes - sent, 0.0)
         sized = last.passed_on_bytes
         last = msgspec.structs.replace(last, activation_bytes=stays, output_bytes=sized)
-    alone = msgspec.structs.replace(
-        part,
-        layers=(*layers[:-1], last),
-        activation_bytes=sum(size for _, size in (*kept.always, *kept.again)),
-    )
-    return _Chunk(kept, peaks_of(alone, accelerator=True).further)
+    always, again = (sum(size for _, size in part) for part in (kept.always, kept.again))
+    kept_bytes = sum(size for _, size in (*kept.always, *kept.again))
+    return _Chunk(kept, always, again, further_peak((*layers[:-1], last), kept_bytes, recompute))
 
 
 def _in_flight(part: Workload, chunks: Sequence[_Chunk], stage: Stage, passes: int) -> Workload:

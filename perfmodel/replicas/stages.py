@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 
 from perfmodel.base.errors import InputError
+from perfmodel.inputs.recomputation import block_named
 from perfmodel.inputs.replica import Replica
 from perfmodel.inputs.workload import WorkloadLayer
 
@@ -25,33 +26,59 @@ def chunks_of(layers: Sequence[WorkloadLayer], replica: Replica) -> tuple[range,
     ------
     InputError : there are too few layers, or others than ``stage_layers`` says.
     """
-    units, blocks = _units(tuple(layer.name for layer in layers))
-    many, what = len(blocks), "blocks" if len(blocks) < len(units) else "layers"
-    if many < replica.chunks:
-        raise InputError(
-            f"pipeline: {replica.chunks} chunks of layers (pipeline {replica.pipeline} x "
-            f"virtual_stages {replica.virtual_stages}), but there are {many} {what}"
-        )
+    names = tuple([layer.name for layer in layers])
     if replica.balance:
-        units = tuple(_with_parameters(layers, units))
-        if len(units) < replica.chunks:
-            raise InputError(
-                f"pipeline: {replica.chunks} chunks, but only {len(units)} layers have parameters"
-            )
-        return _ranges(_balanced([_seconds(layers, unit) for unit in units], replica.chunks), units)
-    counts = replica.stage_layers or tuple(
-        many * (k + 1) // replica.chunks - many * k // replica.chunks for k in range(replica.chunks)
-    )
+        return _in_balance(layers, names, replica)
+    return _in_order(names, replica.pipeline, replica.virtual_stages, replica.stage_layers)
+
+
+def _in_balance(
+    layers: Sequence[WorkloadLayer], names: tuple[str, ...], replica: Replica
+) -> tuple[range, ...]:
+    """Return chunks whose slowest is as fast as possible."""
+    units, blocks = _units(names)
+    _check_number(len(units), len(blocks), replica.pipeline, replica.virtual_stages)
+    units = tuple(_with_parameters(layers, units))
+    if len(units) < replica.chunks:
+        raise InputError(
+            f"pipeline: {replica.chunks} chunks, but only {len(units)} layers have parameters"
+        )
+    return _ranges(_balanced([_seconds(layers, unit) for unit in units], replica.chunks), units)
+
+
+def _check_number(units: int, blocks: int, pipeline: int, virtual_stages: int) -> None:
+    """Raise InputError if there are too few layers, or blocks, for chunks."""
+    chunks = pipeline * virtual_stages
+    if blocks < chunks:
+        raise InputError(
+            f"pipeline: {chunks} chunks of layers (pipeline {pipeline} x virtual_stages "
+            f"{virtual_stages}), but there are {blocks} {_called(units, blocks)}"
+        )
+
+
+def _called(units: int, blocks: int) -> str:
+    """Return what is divided into chunks."""
+    return "blocks" if blocks < units else "layers"
+
+
+@functools.lru_cache(maxsize=1024)
+def _in_order(
+    names: tuple[str, ...], pipeline: int, virtual_stages: int, given: tuple[int, ...]
+) -> tuple[range, ...]:
+    """Return chunks of equal numbers of layers, or of ``given`` ones."""
+    units, blocks = _units(names)
+    _check_number(len(units), len(blocks), pipeline, virtual_stages)
+    many, chunks = len(blocks), pipeline * virtual_stages
+    counts = given or tuple(many * (k + 1) // chunks - many * k // chunks for k in range(chunks))
     if sum(counts) == len(units) != many:  # the ends count as layers
         return _ranges(counts, units)
     if sum(counts) != many:
+        what = _called(len(units), many)
         raise InputError(f"stage_layers: {sum(counts)} in all, but there are {many} {what}")
+    if len(counts) == 1:
+        return (range(len(names)),)
     before, after = blocks.start, len(units) - blocks.stop
-    return (
-        _ranges((counts[0] + before, *counts[1:-1], counts[-1] + after), units)
-        if (len(counts) > 1)
-        else (range(len(layers)),)
-    )
+    return _ranges((counts[0] + before, *counts[1:-1], counts[-1] + after), units)
 
 
 @functools.lru_cache(maxsize=32)
@@ -118,3 +145,14 @@ def _balanced(seconds: Sequence[float], parts: int) -> list[int]:
     ends = [0, *reversed(ends)] if parts > 1 else [0, many]
     ends = sorted(set(ends))
     return [end - start for start, end in itertools.pairwise(ends)]
+
+
+@functools.lru_cache(maxsize=32)
+def blocks_before(names: tuple[str, ...]) -> tuple[int, ...]:
+    """Return how many blocks there are before each of the layers with these names, (layers,)."""
+    known: set[str] = set()
+    counts = []
+    for name in names:
+        counts.append(len(known))
+        known |= {block_named(name)} - {""}
+    return tuple(counts)

@@ -13,6 +13,7 @@ from perfmodel.base import files
 from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import InputError
 from perfmodel.base.same import kept
+from perfmodel.catalogue.job_workload import sharing
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.job_replica import (
     INTERLEAVED,
@@ -127,9 +128,14 @@ class Shapes(Sequence[Job]):
         """Keep the shapes that are possible, and count the reasons why others are not."""
         maybe = np.flatnonzero((reason == 0).any(axis=1))
         self._choose(maybe)
-        for place, error in self._errors().items():
-            row = reason[maybe[place]]
-            row[row == 0] = len(why)
+        with sharing():  # workloads that differ in nothing but their division
+            errors = self._errors()
+        of_text: dict[str, list[int]] = {}
+        for place, error in errors.items():
+            of_text.setdefault(error, []).append(place)
+        for error, places in of_text.items():
+            rows = reason[maybe[places]]
+            reason[maybe[places]] = np.where(rows == 0, len(why), rows)
             why.append(error)
         codes, first, counts = np.unique(reason, return_index=True, return_counts=True)
         self.skipped: dict[str, int] = {}
@@ -182,7 +188,7 @@ class Shapes(Sequence[Job]):
         job = self[place]
         if job.replica is not None:
             self.known.chunks_of(job)
-            self.known.seats_of(job)
+            self.known.first_seats(job)
 
     def _key(self, place: int) -> tuple[Any, ...]:
         tensor, *rest = (self.columns[name][place] for name in OF_DIVISION)

@@ -19,6 +19,7 @@ from perfmodel.predicting.memory_bounds import least_allocated, least_kept, stat
 from perfmodel.predicting.replica_arrays import Steps, along
 from perfmodel.predicting.replica_bounds import Least, least_steps
 from perfmodel.predicting.replica_columns import Known, as_arrays
+from perfmodel.predicting.replica_lines import SAME, Value, line_of, on_line
 from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.layout_arguments import degrees_of, unused
 from perfmodel.sweeping.layout_shapes import OF_DIVISION, Shapes, flat, with_passes
@@ -26,6 +27,10 @@ from perfmodel.sweeping.tables import Tabular
 
 BUBBLE = "pipeline bubble"
 """Phase of a step in which stages wait for each other."""
+
+MANY = 8
+"""Numbers of micro-batches of single devices from more than which on a line through a few of them
+gives the others."""
 
 NUMBERS = (
     *("tensor", "context", "expert", "pipeline", "virtual_stages"),
@@ -68,7 +73,7 @@ class Layouts(Tabular, frozen=True, eq=False, kw_only=True):
     bubble_fraction: Floats
     samples_per_s: Floats
     skipped: dict[str, int]
-    shapes: Sequence[Job]
+    shapes: Shapes
     shape: Ids
     number: Ids
 
@@ -321,17 +326,29 @@ class Combinations:
         return self._sorted(rows, self.step_s[rows], self.bubble_s[rows])
 
     def _one_by_one(self, job: Job, passes: Ids) -> Steps | InputError:
-        """Return the steps of layouts that differ in the number of micro-batches."""
-        values = []
-        for count in passes.tolist():
-            try:
-                phases = coarse.phases(with_passes(job, count))
-            except InputError as error:
-                return error
-            bubble = phases.parts.get(BUBBLE)
-            step_s = float(phases.iteration_s)
-            values.append((step_s, 0.0 if bubble is None else float(bubble.seconds)))
-        return Steps(*np.array(values).T)
+        """Return the steps of layouts that differ in the number of micro-batches. Of single devices
+        they are on a line, if the largest one is as well: formulas are sums of maxima of lines."""
+        line, known = line_of(passes, 1), dict[int, Value]()
+        alone = job.replica is None and job.jitter is None and len(line.rest) > MANY
+        last = int(passes[-1])
+        try:
+            for count in [*line.anchors, last] if alone else []:
+                known[count] = self._one(job, count)
+            beyond = on_line(line, known) if alone else None
+            if beyond is not None and not np.allclose(beyond[-1], known[last], rtol=SAME, atol=0.0):
+                beyond = None
+            few = passes if beyond is None else line.few
+            values = [known.get(count) or self._one(job, count) for count in few.tolist()]
+        except InputError as error:
+            return error
+        table = np.array(values).reshape(-1, 2)
+        return Steps(*(table if beyond is None else np.concatenate([table, beyond])).T)
+
+    def _one(self, job: Job, passes: int) -> Value:
+        """Return the seconds of a step, and of its bubble, with so many micro-batches."""
+        phases = coarse.phases(with_passes(job, passes))
+        bubble = phases.parts.get(BUBBLE)
+        return float(phases.iteration_s), 0.0 if bubble is None else float(bubble.seconds)
 
     def _sorted(self, rows: Ids, step_s: Floats, bubble_s: Floats) -> Layouts:
         """Return layouts, by their numbers, the fastest first."""

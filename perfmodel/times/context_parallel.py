@@ -24,6 +24,8 @@ from collections.abc import Sequence
 import msgspec
 
 from perfmodel.base.errors import InputError
+from perfmodel.base.ranges import unchecked
+from perfmodel.base.same import Same
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of
 from perfmodel.inputs.operator_shapes import Attention, OperatorShape
@@ -57,10 +59,14 @@ def _part_layers(
     given = (precision, replica.tensor, replica.experts)
     whole = layers_of(decoder, length, *given)
     parts = layers_of(decoder, length // replica.context, *given)
-    return tuple(
-        msgspec.structs.replace(part, operators=_split(layer.operators, part.operators, replica))
-        for layer, part in zip(whole, parts, strict=True)
-    )
+    known: dict[tuple[int, int], tuple[OperatorShape, ...]] = {}  # equal blocks share operators
+    layers = []
+    for layer, part in zip(whole, parts, strict=True):
+        key = id(layer.operators), id(part.operators)
+        if key not in known:
+            known[key] = _split(layer.operators, part.operators, replica)
+        layers.append(unchecked(part, operators=known[key]))
+    return tuple(layers)
 
 
 def check(decoder: Decoder, length: int, replica: Replica) -> None:
@@ -126,6 +132,19 @@ def _blocks(whole: Attention, own: Attention, replica: Replica) -> list[Attentio
         count=1,
     )
     return [own, *[half] * others]
+
+
+@functools.lru_cache(maxsize=64)
+def exchanged_by_name(
+    layers: Same[tuple[Layer, ...]], replica: Replica
+) -> dict[str, tuple[float, float]]:
+    """Return :func:`exchanged_values` of each layer of which they are not 0, by its name."""
+    known: dict[int, tuple[float, float]] = {}  # equal blocks share operators
+    for layer in layers.value:
+        if id(layer.operators) not in known:
+            known[id(layer.operators)] = exchanged_values(layer.operators, replica)
+    values = {layer.name: known[id(layer.operators)] for layer in layers.value}
+    return {name: pair for name, pair in values.items() if pair != (0.0, 0.0)}
 
 
 def exchanged_values(operators: Sequence[OperatorShape], replica: Replica) -> tuple[float, float]:

@@ -33,11 +33,11 @@ from perfmodel.inputs.expert_parallel import (
 from perfmodel.inputs.passes import accumulated, one_pass
 from perfmodel.inputs.precisions import SHORT
 from perfmodel.inputs.profile import Layer
-from perfmodel.inputs.recomputation import block_of
+from perfmodel.inputs.recomputation import block_named
 from perfmodel.inputs.replica import Replica
 from perfmodel.inputs.software import EAGER, launch_s
 from perfmodel.inputs.workload import Workload, WorkloadLayer
-from perfmodel.times.context_parallel import exchanged_values, part_layers
+from perfmodel.times.context_parallel import exchanged_by_name, part_layers
 from perfmodel.times.operator_times import kernels_of, layers_s, most_kernels_of
 from perfmodel.times.slow_hosts import slowest_launch_s, slowest_s
 
@@ -138,6 +138,8 @@ def launched(
     if whole_s > 0.0:
         longer = max(least_s / whole_s, 1.0)
         slow_host = max(longest_s / max(least_s, whole_s), 1.0)
+    if longer == 1.0 and not any(layer.launching for layer in layers):
+        return layers, slow_host
     made = tuple(
         msgspec.structs.replace(
             layer,
@@ -167,25 +169,11 @@ def _divided(
     shares = _shares(whole, part, *at)
     value_bytes = _value_bytes(one)
     width = float(one.batch_size * length * decoder.hidden * value_bytes) / replica.context
-    made = one.layers
-    if replica.tensor > 1:
-        made = tuple(
-            _summed(layer, width, again=one.recompute == "full" and bool(block_of(layer)))
-            for layer in made
-        )
-    if replica.context > 1:
-        sizes = {
-            layer.name: [one.batch_size * value_bytes * values
-                         for values in exchanged_values(layer.operators, replica)]
-            for layer in divided_only
-        }  # fmt: skip
-        made = tuple(
-            msgspec.structs.replace(layer, keys_bytes=keys, queries_bytes=queries)
-            for layer in made
-            for keys, queries in [sizes.get(layer.name, (0.0, 0.0))]
-        )
-    along = replica.tensor if replica.sequence_parallel else 1
-    layers = tuple(_share(layer, shares.get(layer.name, (1.0, 1.0)), along) for layer in made)
+    plain = msgspec.structs.replace(
+        replica, pipeline=1, virtual_stages=1, schedule="1f1b", stage_layers=(), balance=False
+    )
+    exchanged = exchanged_by_name(Same(divided_only), plain) if replica.context > 1 else {}
+    layers = _on_device(one, replica, shares, exchanged, width)
     if experts is None or decoder.experts is None:
         return layers
     tokens = float(one.batch_size * length)
@@ -197,6 +185,35 @@ def _divided(
         copies * decoder.hidden * value_bytes,
     )
     return tuple(_of_experts(layer, experts, replica.tensor, routed) for layer in layers)
+
+
+def _on_device(
+    one: Workload,
+    replica: Replica,
+    shares: Mapping[str, tuple[float, float]],
+    exchanged: Mapping[str, tuple[float, float]],
+    width: float,
+) -> tuple[WorkloadLayer, ...]:
+    """Return the layers of a pass on one device, which takes these ``shares`` of their forward and
+    backward times; with ``width`` bytes for each sum, and for the values that are exchanged."""
+    along = replica.tensor if replica.sequence_parallel else 1
+    again, each = one.recompute == "full", one.batch_size * _value_bytes(one)
+    layers = []
+    for layer in one.layers:
+        forward, backward = shares.get(layer.name, (1.0, 1.0))
+        if layer.kind in WHOLE:
+            forward, backward = forward / along, backward / along
+        changed = {
+            "forward_s": layer.forward_s * forward,
+            "backward_s": layer.backward_s * backward,
+        }
+        if replica.tensor > 1:
+            changed |= _summed(layer.name, width, again=again)
+        if replica.context > 1:
+            keys, queries = exchanged.get(layer.name, (0.0, 0.0))
+            changed |= {"keys_bytes": each * keys, "queries_bytes": each * queries}
+        layers.append(msgspec.structs.replace(layer, **changed))
+    return tuple(layers)
 
 
 Divided = Same[tuple[Layer, ...]]
@@ -286,23 +303,18 @@ def _value_bytes(one: Workload) -> float:
     return 2.0 if one.precision in SHORT else 4.0
 
 
-def _share(layer: WorkloadLayer, share: tuple[float, float], along: int) -> WorkloadLayer:
-    """Return a layer with the times of one device."""
-    forward, backward = share
-    if layer.kind in WHOLE:
-        forward, backward = forward / along, backward / along
-    return msgspec.structs.replace(
-        layer, forward_s=layer.forward_s * forward, backward_s=layer.backward_s * backward
-    )
-
-
-def _summed(layer: WorkloadLayer, width: float, *, again: bool) -> WorkloadLayer:
-    """Return a layer with what is summed: in backward also what forward sums, if it runs ``again``
+def _summed(name: str, width: float, *, again: bool) -> dict[str, float]:
+    """Return what is summed of a layer: in backward also what forward sums, if it runs ``again``
     there."""
-    forward_bytes = width if layer.name.endswith(FORWARD_SUMS) else 0.0
-    backward_bytes = width if layer.name.endswith(BACKWARD_SUMS) else 0.0
-    return msgspec.structs.replace(
-        layer,
-        forward_summed_bytes=forward_bytes,
-        backward_summed_bytes=backward_bytes + (forward_bytes if again else 0.0),
-    )
+    forward, backward, in_block = _which_sums(name)
+    forward_bytes = width if forward else 0.0
+    backward_bytes = width if backward else 0.0
+    backward_bytes += forward_bytes if again and in_block else 0.0
+    return {"forward_summed_bytes": forward_bytes, "backward_summed_bytes": backward_bytes}
+
+
+@functools.lru_cache(maxsize=16_384)
+def _which_sums(name: str) -> tuple[bool, bool, bool]:
+    """Return whether a layer of this name is summed in forward and in backward, and is in a block
+    that may be computed again."""
+    return name.endswith(FORWARD_SUMS), name.endswith(BACKWARD_SUMS), bool(block_named(name))

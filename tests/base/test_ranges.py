@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from perfmodel.base.errors import InputError
-from perfmodel.base.ranges import COUNT, POSITIVE, Range, Ranged, or_inf, or_none
+from perfmodel.base.ranges import COUNT, POSITIVE, Range, Ranged, or_inf, or_none, unchecked
 from tests.settings import examples
 
 
@@ -54,6 +54,12 @@ def test_a_number_out_of_range_is_refused(changes: dict[str, Any], error: str) -
 )
 def test_numbers_in_range_are_kept(changes: dict[str, Any]) -> None:
     assert Box(**changes) == Box(**changes)
+
+
+def test_a_copy_that_needs_no_check_is_not_checked() -> None:
+    box = Box(count=3)
+    copy = unchecked(box, count=99)
+    assert (copy.count, copy.limit, box.count) == (99, box.limit, 3)
 
 
 @examples(200)

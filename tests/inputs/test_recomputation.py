@@ -10,6 +10,7 @@ import pytest
 from perfmodel import InputError, Job, make_job, sweep
 from perfmodel.inputs.recomputation import read_recomputation, recomputed
 from perfmodel.inputs.workload import Workload, WorkloadLayer
+from perfmodel.replicas.stages import blocks_before
 
 LAYERS = [
     WorkloadLayer("embed", 1.0, 1.0, (8.0,), 100.0, "embedding"),
@@ -108,3 +109,8 @@ def test_a_sweep_and_a_changed_job_vary_storage() -> None:
     assert (adapted.lora.rank, adapted.precision_policy, adapted.offload_optimizer) == (
         8, "bf16", True
     )  # fmt: skip
+
+
+def test_blocks_before_layers_by_hand() -> None:
+    names = ("embedding", "blocks.0.up", "blocks.0.down", "blocks.1.up", "head", "loss")
+    assert blocks_before(names) == (0, 0, 1, 1, 2, 2)

@@ -325,6 +325,18 @@ def test_the_command_prints_the_library_result(tmp_path: Path) -> None:
     assert "2026-08-26" in text
 
 
+@pytest.mark.parametrize(
+    ("instance", "dated"), [("Standard_NC4as_T4_v3", False), ("p3.2xlarge", True)]
+)
+def test_a_price_without_a_date_is_named(instance: str, dated: bool) -> None:
+    found = plan(
+        model="resnet50", instance=[instance], arch="ring", workers=[2], batch_size=[32],
+        fidelity="coarse",
+    )  # fmt: skip
+    note = f"price without a date: {instance} (compare it with today's)"
+    assert (note in found.notes, bool(found.prices[0].date)) == (not dated, dated)
+
+
 @pytest.mark.draws
 def test_the_figure_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

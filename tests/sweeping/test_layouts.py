@@ -87,6 +87,58 @@ def test_many_numbers_cost_a_few_evaluations(monkeypatch: pytest.MonkeyPatch) ->
     assert np.isfinite(found.step_s).all()
 
 
+def test_single_devices_are_on_a_line_along_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four of forty numbers are evaluated, and the first, which is not on the line."""
+    count, one = 0, module.Combinations._one
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        return one(*arguments)
+
+    monkeypatch.setattr(module.Combinations, "_one", counted)
+    axes: dict[str, Any] = {"tensor": (1,), "micro_batches": range(1, 41), "arch": ("zero2",)}
+    found = layouts(made(), **axes)
+    assert (len(found), count) == (40, 5)
+    for k in (0, 13, 39):
+        alone = pm.predict(found.job_of(k), fidelity="coarse").iteration_s
+        assert found.step_s[k] == pytest.approx(alone, rel=1e-12)
+
+
+def test_single_devices_that_are_on_no_line_are_evaluated_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Steps of max(42 + m, 3 m) seconds are on a line at 2, 3 and 4, but not at 40."""
+
+    def bent(of: Any, job: Job, passes: int) -> tuple[float, float]:
+        return max(42.0 + passes, 3.0 * passes), 0.0
+
+    monkeypatch.setattr(module.Combinations, "_one", bent)
+    found = layouts(made(), tensor=(1,), micro_batches=range(1, 41))
+    steps = dict(zip(found.micro_batches.tolist(), found.step_s.tolist(), strict=True))
+    assert (steps[1], steps[20], steps[30], steps[40]) == (43.0, 62.0, 90.0, 120.0)
+
+
+def test_workloads_are_resolved_once_for_all_divisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2 sizes x 2 recomputations x 3 divisions there are 4 to resolve."""
+    seen, resolve = [], catalogue.workload
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        seen.append((named["batch_size"], named["recompute"]))
+        return resolve(*arguments, **named)
+
+    job = made()
+    monkeypatch.setattr(catalogue, "workload", counted)
+    several = {"micro_batch_size": (1, 2), "recompute": ("none", "full"), "tensor": (2, 4, 8)}
+    layouts(job, pipeline=(2,), micro_batches=(8,), **several)
+    assert sorted(set(seen)) == [(8, "full"), (8, "none"), (16, "full"), (16, "none")]
+    assert len(seen) <= 6  # and jobs of the architecture, outside of the divisions
+    before = len(seen)
+    pm.make_job(**(job.given or {}))
+    pm.make_job(**(job.given or {}))
+    assert len(seen) == before + 2
+
+
 def test_anchors_that_others_need_by_hand() -> None:
     """Of 64 stages the anchors have 128 + 192 + 256 = 576 micro-batches: more than 512, but less
     than half as many more; of 256 they would have more than twice as many."""
