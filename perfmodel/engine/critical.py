@@ -25,7 +25,9 @@ def critical_cycle(graph: OpGraph, world: World, period_s: float) -> tuple[Criti
     depth = scalar(world, "depth")
     group = int(np.argmax(np.array(world.marked_at)))
     op = int(graph.group_mark[group])
-    record = op * depth + ((int(world.arrived[op]) - 1) & (depth - 1))
+    extra = column(world, "ops", "extra", np.array([op]))
+    arrived = int(column(world, "extras", "arrived", extra)[0])
+    record = op * depth + ((arrived - 1) & (depth - 1))
     starts, lasts, enablers, counts = (
         column(world, "history", name) for name in ("start", "last", "enabler", "count")
     )

@@ -21,7 +21,8 @@ from perfmodel.engine.codes import (
     UNOPENED,
     Id,
 )
-from perfmodel.engine.starting import bytes_left, enqueue, hand_token, is_batch, start_op, supply
+from perfmodel.engine.queues import enqueue
+from perfmodel.engine.starting import bytes_left, hand_token, is_batch, start_op, supply
 from perfmodel.engine.timers import set_timer
 from perfmodel.engine.waits import note, open_wait, walk_critical
 from perfmodel.engine.world import World
@@ -78,21 +79,23 @@ def end_op(w: World, op: Id) -> None:
     if latency > 0.0:
         set_timer(w, now + latency, TOKENS_ARRIVE, op)
     else:
-        tokens_arrive(w, op, active)
+        tokens_arrive(w, op, record, active)
 
 
-def tokens_arrive(w: World, op: Id, active: bool) -> None:
-    """Deliver the tokens of an op's oldest instance in flight to its successors.
+def tokens_arrive(w: World, op: Id, record: int, active: bool) -> None:
+    """Deliver the tokens of an op's oldest instance in flight to its successors. It is ``record``,
+    unless the op has an extra, which counts them.
 
     An inactive instance raises no counter and sends nothing to a mailbox.
     """
     s, o = w.state[0], w.ops[op]
-    record = NONE
-    if s.depth > 0:
-        record = op * s.depth + (w.arrived[op] & (s.depth - 1))
-        w.arrived[op] += 1
-    if o.extra >= 0 and w.extras[o.extra].end >= 0:
-        _probe(w, op, active)
+    if o.extra >= 0:
+        x = w.extras[o.extra]
+        if s.depth > 0:
+            record = op * s.depth + (x.arrived & (s.depth - 1))
+            x.arrived += 1
+        if x.end >= 0:
+            _probe(w, op, active)
     for k in range(o.out, o.end):
         edge = w.edges[k]
         if edge.target >= 0 or w.gate_edges[-1 - edge.target].kind == DRAIN:
@@ -186,10 +189,10 @@ def _probe(w: World, op: Id, active: bool) -> None:
         at = p.stamp + p.next
         p.open -= 1
         p.next = (p.next + 1) % p.room
-        p.seconds += s.now - w.stamp_time[at]
+        p.seconds += s.now - w.stamps[at].time
         p.count += 1.0
         if p.counter >= 0:
-            stale = w.counters[p.counter] - w.stamp_count[at]
+            stale = w.counters[p.counter] - w.stamps[at].count
             w.histogram[min(stale, s.bins - 1)] += 1
             if p.group >= 0:
                 w.stale_sum[p.group] += stale

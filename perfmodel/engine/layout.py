@@ -21,13 +21,14 @@ _PROBE_ROOM = 3
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A world that is no longer in use, the arrays that were written to, and their initial values.
+    """A world that is no longer in use, the arrays that were written to, and their initial values,
+    None for zeros.
 
     Reusing memory is much cheaper than getting new memory from the operating system.
     """
 
     world: World
-    written: list[tuple[NDArray[np.generic], NDArray[np.generic]]]
+    written: list[tuple[NDArray[np.generic], NDArray[np.generic] | None]]
 
 
 def make_world(
@@ -55,20 +56,25 @@ def make_world(
     if kept is None:
         layout = _lay_out(graph, log)
         written = [getattr(layout, name).view(np.uint8) for name in _REWRITTEN]
+        copies = [values.copy() if values.any() else None for values in written]
         written += [layout.edges["tokens"], _part(layout.ops, *_OP_REWRITTEN)]
-        kept = Kept(layout, [(values, values.copy()) for values in written])
+        copies += [values.copy() for values in written[len(copies) :]]
+        kept = Kept(layout, list(zip(written, copies, strict=True)))
     else:
         for values, first in kept.written:
-            values[:] = first
+            if first is None:
+                values.fill(0)
+            else:
+                values[:] = first
     room = max(LOG_ROOM, 8 * sum(logged.ops.size for logged in graph.logged)) if log else 0
     sizes = {
-        **dict.fromkeys(("arrived", "critical", "critical_count"), graph.n_ops if depth else 0),
+        **dict.fromkeys(("critical", "critical_count"), graph.n_ops if depth else 0),
         **dict.fromkeys(("span_ready", "span_start", "span_end"), graph.n_ops * len(record)),
         **dict.fromkeys(("log_time", "log_what", "log_drawn"), room),
-        "history": graph.n_ops * depth,
     }
     world = kept.world._replace(
-        **{name: np.zeros(size, DTYPES[name]) for name, size in sizes.items()}
+        history=aligned(graph.n_ops * depth, DTYPES["history"]),
+        **{name: np.zeros(size, DTYPES[name]) for name, size in sizes.items()},
     )
     world.span_end[:] = np.nan
     assign(
@@ -100,7 +106,7 @@ _kept: WeakKeyDictionary[OpGraph, Kept] = WeakKeyDictionary()
 _REWRITTEN = (
     "state links paths groups slots routes places link_places pool_places pools streams extras "
     "specials items probes counters counter_part moved waits marked_at marked_busy marked_waits "
-    "histogram stale_sum stale_count stamp_time stamp_count"
+    "histogram stale_sum stale_count stamps"
 ).split()
 _OP_REWRITTEN = ("missing", "holds")
 """First and last of the fields that are written to; the fields in between are restored too."""
@@ -150,6 +156,7 @@ def _lay_out(graph: OpGraph, log: bool) -> World:
         "alternatives": rules.alternatives,
         "items": rules.items,
         "probes": probes,
+        "stamps": aligned(n_stamps, DTYPES["stamps"]),
         "into": into,
         "into_first": in_start.astype(np.int32),
         "places": np.full(n_routes, NONE, np.int32),
@@ -165,7 +172,7 @@ def _lay_out(graph: OpGraph, log: bool) -> World:
         "state": 1,
         "groups": graph.n_groups,
         "active": len(paths),
-        "queue": n_queued,
+        **dict.fromkeys(("queue", "line"), n_queued),
         "ended": int(np.diff(flows).max(initial=0)),
         "soon": graph.n_ops + 1,
         "touched": len(slots),
@@ -177,7 +184,6 @@ def _lay_out(graph: OpGraph, log: bool) -> World:
         **dict.fromkeys(("changed", "region_routes", "moved"), n_routes),
         **dict.fromkeys(("region_links", "region_pools", "filling", "share"), n_links),
         **dict.fromkeys(("counters", "counter_part"), len(graph.counter_every)),
-        **dict.fromkeys(("stamp_time", "stamp_count"), n_stamps),
         **dict.fromkeys(("waits", "marked_waits"), graph.n_groups * len(CAUSES)),
         **dict.fromkeys(("marked_at", "marked_busy"), graph.n_groups),
         **dict.fromkeys(("stale_sum", "stale_count"), graph.n_groups),
@@ -256,7 +262,7 @@ def _slots(graph: OpGraph, alternative: Ids) -> tuple[Records, int]:
     slots["group"][graph.group_device] = np.arange(graph.n_groups)
     users = np.append(graph.hold_slots, alternative)
     first = starts(np.bincount(users, minlength=len(slots)))
-    slots["first"] = first[:-1]
+    slots["first"], slots["room"] = first[:-1], np.diff(first)
     return slots, int(first[-1])
 
 

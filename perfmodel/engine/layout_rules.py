@@ -33,7 +33,7 @@ class Extras:
         self._ops["extra"][having] = np.arange(len(having))
         extras = np.zeros(len(having), DTYPES["extras"])
         for field in extras.dtype.names or ():
-            extras[field] = 0 if field in ("latency", "log") else NONE
+            extras[field] = 0 if field in ("latency", "log", "arrived") else NONE
         for field, ops, values in self._set:
             extras[field][self._ops["extra"][ops]] = values
         return extras

@@ -13,7 +13,7 @@ from types import ModuleType
 
 MODULES = (
     *("codes", "prefetch", "heaps", "pools", "filling", "sharing"),
-    *("timers", "draws", "waits", "starting", "ending", "loop"),
+    *("timers", "draws", "waits", "queues", "starting", "ending", "loop"),
 )
 """The compiled modules."""
 

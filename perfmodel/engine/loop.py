@@ -160,7 +160,7 @@ def _timer(w: World, kind: int, op: Id) -> None:
     if kind == OP_ENDS:
         end_op(w, op)
     elif kind == TOKENS_ARRIVE:
-        tokens_arrive(w, op, True)
+        tokens_arrive(w, op, NONE, True)
     elif kind == FLOW_STARTS:
         move_piece(w, op)
     elif kind == START_DUE:

@@ -24,6 +24,7 @@ from perfmodel.engine.codes import (
 from perfmodel.engine.draws import draw, noise_factor
 from perfmodel.engine.pools import queued_s
 from perfmodel.engine.prefetch import COMPILED, expect
+from perfmodel.engine.queues import dequeue, enqueue
 from perfmodel.engine.sharing import flow_starts
 from perfmodel.engine.timers import end_soon, set_timer
 from perfmodel.engine.waits import attribute_wait, note, open_wait
@@ -155,61 +156,6 @@ def _prepare(w: World, op: Id) -> bool:
     return True
 
 
-def enqueue(w: World, slot: int, op: Id) -> None:
-    """Add ``op`` to the queue of ``slot``; the head is stored separately, the others in a binary
-    heap."""
-    s, q = w.state[0], w.slots[slot]
-    q.waiting += 1
-    if q.waiting == 1:
-        q.head = op
-    else:
-        if _goes_before(w, op, q.head):
-            op, q.head = q.head, op
-        i = q.waiting - 2
-        while i > 0:
-            parent = (i - 1) >> 1
-            other = w.queue[q.first + parent]
-            if not _goes_before(w, op, other):
-                break
-            w.queue[q.first + i] = other
-            i = parent
-        w.queue[q.first + i] = op
-    if q.touched == 0:
-        q.touched = 1
-        w.touched[s.touched] = slot
-        s.touched += 1
-
-
-def _dequeue(w: World, slot: int) -> None:
-    """Remove the head of the queue of ``slot``."""
-    q = w.slots[slot]
-    q.waiting -= 1
-    if q.waiting == 0:
-        return
-    n, first = q.waiting - 1, q.first
-    q.head = w.queue[first]
-    op = w.queue[first + n]
-    i, child = 0, 1
-    while child < n:
-        if child + 1 < n and _goes_before(w, w.queue[first + child + 1], w.queue[first + child]):
-            child += 1
-        if not _goes_before(w, w.queue[first + child], op):
-            break
-        w.queue[first + i] = w.queue[first + child]
-        i = child
-        child = 2 * i + 1
-    w.queue[first + i] = op
-
-
-def _goes_before(w: World, a: Id, b: Id) -> bool:
-    x, y = w.ops[a], w.ops[b]
-    if x.priority != y.priority:
-        return bool(x.priority < y.priority)
-    if x.since != y.since:
-        return bool(x.since < y.since)
-    return a < b
-
-
 def dispatch(w: World) -> None:
     """Give free slots to the first ops in their queues."""
     s = w.state[0]
@@ -228,7 +174,7 @@ def dispatch(w: World) -> None:
                 hold = w.holds[k]
                 other = w.slots[hold.slot]
                 other.free -= hold.units
-                _dequeue(w, hold.slot)
+                dequeue(w, hold.slot)
                 if other.released > released:
                     releaser, released = other.releaser, other.released
                 if hold.slot != slot and other.touched == 0:

@@ -88,7 +88,7 @@ def _risen(world: World) -> Ids:
     every = {name: np.repeat(values, every["open"]) for name, values in every.items()}
     at = every["stamp"] + (every["next"] + behind) % every["room"]
     risen: Ids = np.array(world.counters, _L)[every["counter"]]
-    risen -= np.array(world.stamp_count, _L)[at]
+    risen -= column(world, "stamps", "count", at)
     return risen
 
 

@@ -40,10 +40,10 @@ def open_wait(w: World, probe: int) -> None:
     if p.open == p.room:
         s.fault, s.culprit = OVERRUN, probe
         return
-    at = p.stamp + (p.next + p.open) % p.room
+    stamp = w.stamps[p.stamp + (p.next + p.open) % p.room]
     p.open += 1
-    w.stamp_time[at] = s.now
-    w.stamp_count[at] = w.counters[p.counter] if p.counter >= 0 else 0
+    stamp.time = s.now
+    stamp.count = w.counters[p.counter] if p.counter >= 0 else 0
 
 
 def note(w: World, op: int, what: int) -> None:

@@ -34,12 +34,12 @@ OP = _record(  # 64 bytes, the size of a cache line
     i1="phase holds",
     I4="out end hold route extra",
 )
-EXTRA = _record(f8="latency", i4="stream special mark ready close rise open end log")
+EXTRA = _record(f8="latency", i4="stream special mark ready close rise open end log arrived")
 EDGE = _record(i4="target tokens")
 GATE_EDGE = _record(i4="target kind pair")
 HOLD = _record(i4="slot units")
 SLOT = _record(
-    f8="released busy", i8="free", i4="first waiting touched releaser group head _1 _2 _3 _4"
+    f8="released busy", i8="free", i4="first waiting touched releaser group head line lined room _1"
 )
 LINK = _record(
     f8="capacity load share left open above busy idle",
@@ -65,6 +65,7 @@ SPECIAL = _record(
 )
 ALTERNATIVE = _record(f8="latency", i4="hold holds route")
 ITEM = _record(f8="bytes came", i4="edge tokens admitted loaded source")
+STAMP = _record(f8="time", i8="count")
 PROBE = _record(f8="seconds count", i4="counter group stamp room next open")
 HISTORY = _record(f8="ready start", i4="last enabler count")
 
@@ -92,12 +93,13 @@ class World(NamedTuple):
     alternatives: Records
     items: Records
     probes: Records
+    stamps: Records
     history: Records
     active: Records
     into: Refs
     into_first: Refs
-    arrived: Refs
     queue: Refs
+    line: Refs
     members: Refs
     keys: Floats
     places: Refs
@@ -131,8 +133,6 @@ class World(NamedTuple):
     counters: Ids
     counter_every: Ids
     counter_part: Ids
-    stamp_time: Floats
-    stamp_count: Ids
     # measurements
     moved: Floats
     waits: Floats
@@ -148,7 +148,7 @@ class World(NamedTuple):
 
 _TYPES = (
     *(STATE, OP, EDGE, GATE_EDGE, HOLD, SLOT, LINK, PATH, ROUTE, POOL, GROUP, STREAM),
-    *(EXTRA, SPECIAL, ALTERNATIVE, ITEM, PROBE, HISTORY, ACTIVE),
+    *(EXTRA, SPECIAL, ALTERNATIVE, ITEM, PROBE, STAMP, HISTORY, ACTIVE),
 )
 RECORDS = dict(zip(World._fields, _TYPES, strict=False))
 """Type of each array of records in a world."""
