@@ -84,6 +84,11 @@ def _find_ties(graph: OpGraph) -> Ties:
     source, target, lag = (
         ends[waits] for ends in (graph.edge_source, graph.edge_target, graph.edge_lag)
     )
+    weight = graph.group_count / graph.group_count.sum()
+    longest = int(lag.max(initial=0))
+    if longest <= LONG_LAG and _apart(graph, source, target):
+        none = np.zeros(0, np.int64)
+        return Ties(np.arange(graph.n_groups), none, none, weight, longest)
     strong = strong_components(graph.n_ops, source, target)
     inside = strong[source] == strong[target]
     component, firsts = ranked(strong[graph.group_mark])
@@ -94,9 +99,25 @@ def _find_ties(graph: OpGraph) -> Ties:
         component=component,
         behind=behind,
         behind_component=np.searchsorted(names, strong[behind]),
-        weight=graph.group_count / graph.group_count.sum(),
+        weight=weight,
         longest=int(lag[inside].max(initial=0)),
     )
+
+
+def _apart(graph: OpGraph, source: Refs, target: Refs) -> bool:
+    """Return whether no strongly connected component has ops of two groups, by a quick test.
+
+    It takes all ops of a group for one node. This can only join components.
+    """
+    group = np.asarray(graph.op_group, np.int64)
+    alone = np.flatnonzero(group < 0)
+    node = group.copy()
+    node[alone] = graph.n_groups + np.arange(len(alone))
+    n = graph.n_groups + len(alone)
+    a, b = node[source], node[target]
+    ends = np.unique((a * n + b)[a != b])
+    strong = strong_components(n, ends // n, ends % n)
+    return len(ranked(strong[node[graph.group_mark]])[1]) == graph.n_groups
 
 
 def strong_components(n: int, source: Refs, target: Refs) -> Ids:
