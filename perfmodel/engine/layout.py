@@ -131,7 +131,7 @@ def _lay_out(graph: OpGraph, log: bool) -> World:
     ops = _ops(graph, out_start, in_start, hold, by_route)
     extras = Extras(ops)
     _set_extras(graph, extras)
-    rules = lay_out_rules(graph, ops, extras, edges, by_route)
+    rules = lay_out_rules(graph, ops, extras, edges, by_route, (into, in_start))
     slots, n_queued = _slots(graph, rules.slots)
     users = np.concatenate([ops["route"], rules.alternatives["route"]])
     logged = _logged(graph) if log else np.zeros(graph.n_ops, np.int32)

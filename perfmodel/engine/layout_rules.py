@@ -56,9 +56,13 @@ def lay_out_rules(
     extras: Extras,
     edges: Records,
     by_route: Refs,
+    incoming: tuple[Refs, Ids],
 ) -> RuleTables:
-    """Lay out all rules; this modifies ``ops`` and ``edges`` that rules apply to."""
-    layout = _RuleLayout(graph, ops, edges, by_route)
+    """Lay out all rules; this modifies ``ops`` and ``edges`` that rules apply to.
+
+    ``incoming``: edges by target, and where those into each op begin.
+    """
+    layout = _RuleLayout(graph, ops, edges, by_route, incoming)
     for rule in graph.rules:
         if isinstance(rule, Activity):
             layout.activity(rule)
@@ -89,12 +93,21 @@ _ORDINARY = {
 class _RuleLayout:
     """Collects the records of rules, one rule at a time."""
 
-    def __init__(self, graph: OpGraph, ops: Records, edges: Records, by_route: Refs) -> None:
+    def __init__(
+        self,
+        graph: OpGraph,
+        ops: Records,
+        edges: Records,
+        by_route: Refs,
+        incoming: tuple[Refs, Ids],
+    ) -> None:
         self._graph, self._ops, self._edges, self._by_route = graph, ops, edges, by_route
+        self._into, self._in_start = incoming
+        self._out = np.array(ops["out"])
         self._gates: dict[int, list[int]] = {}
         self._specials: dict[int, dict[str, float]] = {}
-        self._alternatives: list[tuple[float, int, int, int]] = []
-        self._slots: list[int] = []
+        self._alternatives = [np.zeros(0, DTYPES["alternatives"])]
+        self._slots = [np.zeros(0, np.int64)]
         self._items: list[tuple[float, float, int, int, int, int, int]] = []
 
     def special_of(self, op: int) -> dict[str, float]:
@@ -116,24 +129,21 @@ class _RuleLayout:
 
     def choice(self, rule: Choice) -> None:
         """Lay out ops that draw a route, a slot and a latency."""
-        ops, count = self._ops, rule.latency_s.shape[1]
-        for row, op in enumerate(rule.ops.tolist()):
+        count, before = rule.latency_s.shape[1], sum(some.size for some in self._alternatives)
+        for row, (op, stream) in enumerate(zip(rule.ops.tolist(), rule.draw.tolist(), strict=True)):
             self.special_of(op).update(
-                choice=int(rule.draw[row]),
-                alternative=len(self._alternatives),
-                alternatives=count,
+                choice=stream, alternative=before + row * count, alternatives=count
             )
-            for k, latency in enumerate(rule.latency_s[row].tolist()):
-                route = int(
-                    ops["route"][op] if rule.routes is None else self._by_route[rule.routes[row, k]]
-                )
-                hold, held = int(ops["hold"][op]), int(ops["holds"][op])
-                if rule.slots is not None:
-                    slot = int(rule.slots[row, k])
-                    hold, held = slot, int(slot != NONE)
-                    self._slots += [slot] if slot != NONE else []
-                moves = self._graph.op_bytes[op] > 0.0
-                self._alternatives.append((latency, hold, held, route if moves else NONE))
+        of = self._ops[rule.ops][:, None]
+        some = np.zeros(rule.latency_s.shape, DTYPES["alternatives"])
+        some["latency"] = rule.latency_s
+        some["hold"] = of["hold"] if rule.slots is None else rule.slots
+        some["holds"] = of["holds"] if rule.slots is None else rule.slots != NONE
+        route = of["route"] if rule.routes is None else self._by_route[rule.routes]
+        some["route"] = np.where(self._graph.op_bytes[rule.ops][:, None] > 0.0, route, NONE)
+        self._alternatives.append(some.ravel())
+        if rule.slots is not None:
+            self._slots.append(rule.slots[rule.slots != NONE])
 
     def gate(self, rule: Quorum | Every) -> None:
         """Lay out an op that starts with some of its tokens."""
@@ -193,8 +203,8 @@ class _RuleLayout:
                 specials[name][row] = value
         return RuleTables(
             specials=specials,
-            alternatives=np.array(self._alternatives, DTYPES["alternatives"]),
-            slots=np.array(self._slots, np.int64),
+            alternatives=np.concatenate(self._alternatives),
+            slots=np.concatenate(self._slots),
             items=np.array(self._items, DTYPES["items"]),
             gate_edges=np.array(
                 [tuple(edge) for edge in self._gates.values()], DTYPES["gate_edges"]
@@ -202,13 +212,13 @@ class _RuleLayout:
         )
 
     def _source(self, edge: int) -> int:
-        return int(np.searchsorted(self._ops["out"], edge, side="right")) - 1
+        return int(np.searchsorted(self._out, edge, side="right")) - 1
 
     def _incoming(self, op: int, kind: int, sources: Sequence[int] | None = None) -> list[int]:
         """Turn the edges into ``op`` (from ``sources``) into gate edges of this kind."""
         ops, edges = self._ops, self._edges
         incoming: list[int] = []
-        for k in np.flatnonzero(edges["target"] == op).tolist():
+        for k in self._into[self._in_start[op] : self._in_start[op + 1]].tolist():
             if sources is None or self._source(k) in sources:
                 self._gates[k] = [op, kind, NONE]
                 ops["need"][op] -= 1

@@ -258,13 +258,17 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
 
     def edges_into(self, *gates: type[Quorum | Every | Mailbox | Batch]) -> NDArray[np.bool_]:
         """Return the edges into gates of these kinds, (edges,)."""
-        edges = np.zeros(len(self.edge_lag), np.bool_)
-        for rule in self.rules:
-            if isinstance(rule, gates):
-                into = self.edge_target == rule.op
-                if isinstance(rule, Mailbox):
-                    into &= np.isin(self.edge_source, rule.sources)
-                edges |= into
+        rules = [rule for rule in self.rules if isinstance(rule, gates)]
+        gated = np.zeros(self.n_ops, np.bool_)
+        gated[[rule.op for rule in rules if not isinstance(rule, Mailbox)]] = True
+        edges: NDArray[np.bool_] = gated[self.edge_target]
+        mailboxes = [rule for rule in rules if isinstance(rule, Mailbox)]
+        if mailboxes:
+            into = np.argsort(self.edge_target, kind="stable")
+            ends = np.searchsorted(self.edge_target[into], np.arange(self.n_ops + 1))
+            for rule in mailboxes:
+                some = into[ends[rule.op] : ends[rule.op + 1]]
+                edges[some] |= np.isin(self.edge_source[some], rule.sources)
         return edges
 
     def op_name(self, op: int) -> str:
