@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -12,6 +13,9 @@ from perfmodel.engine.flows import in_flight
 from perfmodel.engine.world import World, column
 from perfmodel.graph.op_graph import MANY_GROUPS, OpGraph
 from perfmodel.graph.rules import Batch, Every, Mailbox, Quorum
+
+if TYPE_CHECKING:
+    from perfmodel.engine.measures import Totals
 
 
 def short_runs(graph: OpGraph) -> bool:
@@ -51,6 +55,9 @@ def busiest_s(graph: OpGraph) -> float:
     return float(_work_at_busiest(graph)[0].sum())
 
 
+RESOLUTION_OF_SHORT = 0.25
+"""Lower limit of the interval of a short run of many workers, as a fraction of ``rel_ci``."""
+
 OVERLOAD, LARGEST_PART = 2.0, 0.25
 """Least load of the busiest resource, and largest part of a worker's work there that is one op, at
 which one start tells as much as several if that resource is always busy."""
@@ -71,6 +78,13 @@ def busy_for_sure(graph: OpGraph, done: Floats, time_s: float) -> float:
     if (work[ops] > LARGEST_PART * of_group[graph.op_group[ops]]).any():
         return 0.0
     return float(done @ of_group) / time_s
+
+
+def saturated(graph: OpGraph, part: Totals, rel_ci: float) -> bool:
+    """Return whether the busiest resource is busy for sure (:func:`busy_for_sure`) in a part of a
+    run, but for a part of ``rel_ci``."""
+    idle = abs(1.0 - busy_for_sure(graph, part.progress, part.time))
+    return idle <= RESOLUTION_OF_SHORT * rel_ci
 
 
 Weights = tuple[Ids, Ids, Floats, bool]

@@ -20,7 +20,7 @@ from perfmodel.engine.measures import (
     Totals,
     measures,
 )
-from perfmodel.engine.progress import busy_for_sure, short_runs
+from perfmodel.engine.progress import RESOLUTION_OF_SHORT, saturated, short_runs
 from perfmodel.engine.run import Simulation
 from perfmodel.engine.state import forget_gap
 from perfmodel.engine.steady import AT_EACH_LOOK, BatchMeans, Recurrence, ci_fraction
@@ -39,9 +39,9 @@ number after which the runs of a random job are made longer instead; maximum."""
 FEWEST_RUNS_OF_MANY = 2
 """Minimum number of runs of a job with so many workers that its pilots are short."""
 
-RESOLUTION, RESOLUTION_OF_SHORT = 0.1, 0.25
+RESOLUTION = 0.1
 """Lower limit of a random job's interval, as a fraction of ``rel_ci``: the run may miss rare
-patterns. The second is for short runs of many workers."""
+patterns. That of short runs of many workers is higher."""
 
 LATER = 8
 """If runs are extended to some number of rounds, one in LATER of these is added to the warm-up."""
@@ -369,9 +369,7 @@ def _runs(
         if len(runs) >= fewest:
             ci = _ci(graph, [totals for totals, _ in runs])
         elif short_runs(graph) and not ties_of(graph).any:
-            totals = runs[0][0]
-            idle = abs(1.0 - busy_for_sure(graph, totals.progress, totals.time))
-            ci = idle if idle <= RESOLUTION_OF_SHORT * rel_ci else inf
+            ci = RESOLUTION_OF_SHORT * rel_ci if saturated(graph, runs[0][0], rel_ci) else inf
         if progress is not None:
             expected = fewest if ci == inf else _expected(len(runs), ci / rel_ci, MOST_RUNS)
             progress(len(runs), max(expected, len(runs)))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from perfmodel import Straggler, build_graph, make_job, predict
-from perfmodel.engine import leads, progress, run as run_module, simulation
+from perfmodel.engine import leads, progress, run as run_module, simulation, warmup
 from perfmodel.engine.run import Simulation
 from perfmodel.engine.simulation import simulate
 from perfmodel.engine.state import moved_bytes
@@ -205,11 +205,33 @@ def test_one_start_is_enough_if_a_server_is_always_busy() -> None:
     assert simulate(build_graph(full())).runs >= 2
 
 
+def test_a_server_that_is_always_busy_is_known_after_three_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every other of 200 workers updates once in between, after the first two rounds."""
+    found, rounds = counted(of_small_updates(), monkeypatch)
+    assert (rounds, found.rounds) == (warmup.EVIDENT, 1)
+    mean = float(found.staleness @ np.arange(len(found.staleness))) / float(found.staleness.sum())
+    assert mean == pytest.approx(199.0, rel=1e-3)
+    assert found.busy_fraction.mean() == pytest.approx(0.3, rel=0.01)  # 3 of every 10 s
+    right = progress.busy_for_sure
+    monkeypatch.setattr(progress, "busy_for_sure", lambda *given: 0.99 * right(*given))
+    _, more = counted(of_small_updates(), monkeypatch)
+    assert more > warmup.EVIDENT
+
+
+def test_canary_after_two_rounds_staleness_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmup, "EVIDENT", 2)
+    found = simulate(of_small_updates())
+    mean = float(found.staleness @ np.arange(len(found.staleness))) / float(found.staleness.sum())
+    assert mean != pytest.approx(199.0, rel=0.02)
+
+
 def test_canary_a_server_that_is_idle_for_a_part_needs_more_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     right = progress.busy_for_sure
-    monkeypatch.setattr(simulation, "busy_for_sure", lambda *given: 0.99 * right(*given))
+    monkeypatch.setattr(progress, "busy_for_sure", lambda *given: 0.99 * right(*given))
     assert simulate(of_small_updates()).runs >= 2
 
 
@@ -252,6 +274,24 @@ def test_a_thousand_workers_are_within_the_limit() -> None:
     expected = budget._expected(job, lambda small: build_graph(small))
     assert expected is not None
     assert 5e6 < expected.ops < budget.MOST_OPS
+
+
+def test_a_quick_test_tells_that_no_workers_are_tied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers with a bound are tied, those without are not, with one server or three."""
+    apart = [{"arch": "asp"}, {"arch": "asp", "options": {"servers": 3}}, {"arch": "adpsgd"}]
+    for given in apart:
+        graph = build_graph(make_job(model="resnet18", workers=5, **given))
+        quick = leads._find_ties(graph)
+        with monkeypatch.context() as patch:
+            patch.setattr(leads, "_apart", lambda *given: False)
+            slow = leads._find_ties(graph)
+        assert leads._apart(graph, graph.edge_source, graph.edge_target)
+        assert not quick.any
+        assert not slow.any
+        assert (quick.weight == slow.weight).all()
+        assert len(set(quick.component)) == len(set(slow.component)) == 5
+    tied = build_graph(make_job(model="resnet18", workers=5, arch="ssp"))
+    assert not leads._apart(tied, tied.edge_source, tied.edge_target)
 
 
 def test_both_ways_find_the_same_components(monkeypatch: pytest.MonkeyPatch) -> None:
