@@ -169,8 +169,8 @@ def _with_odd_rows(
     precision: str,
 ) -> list[tuple[float, float]]:
     """Return the seconds of layers with what products in 16 bits take longer whose rows have an odd
-    number of values (:mod:`perfmodel.theory.eager_kernels`): software that is not *recent* is known
-    from frameworks that pad the vocabulary."""
+    number of values (:mod:`perfmodel.theory.eager_kernels`), on all chips as on H100: software that
+    is not *recent* is known from frameworks that pad the vocabulary."""
     if precision != PRECISION:
         return [*seconds]
     odd_s = odd_products_s(layers, batch_size)
@@ -253,8 +253,7 @@ def _work(
     layers, kernels = profile.layers, kernels_of(profile.layers)
     if lora is None or profile.decoder is None:
         return kernels, _total_s(seconds)
-    shapes = lora.matrices(profile.decoder)
-    adapters = sum(len(shapes.get(".".join(one.name.split(".")[-2:]), ())) for one in layers)
+    adapters = profile.decoder.blocks * sum(map(len, lora.matrices(profile.decoder).values()))
     frozen = sum(
         isinstance(one, Product) and one.weights for layer in layers for one in layer.operators
     )

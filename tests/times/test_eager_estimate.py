@@ -85,6 +85,9 @@ def test_rows_with_an_odd_number_of_values_are_loaded_one_by_one() -> None:
     more_s = 2.0 * 64 * 1024 * 50257 * 768 * 6.85e-15
     assert more_s == pytest.approx(34.65e-3, rel=1e-3)
     assert passes(odd) == pytest.approx((forward + more_s, backward + 2.0 * more_s))
+    of_inputs = layer("linear", Product(1024, 768, 50257))
+    forward, backward = times(1.02, alone(of_inputs))
+    assert passes(of_inputs) == pytest.approx((forward + more_s, backward + 2.0 * more_s))
     without = layer("linear", Product(1024, 1023, 64, weights=False))
     assert passes(without) == pytest.approx(times(1.02, alone(without)))
 
