@@ -28,12 +28,14 @@ class Example(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     above : minimum units per second and GPU of these rows.
     batch : batch size per GPU and pass, by precision, or by device and precision; used if the table
         gives none, or only that of many passes.
+    left_out : why these rows are not predicted.
     """
 
     task: catalogued.Task
     pattern: str = ""
     above: float = 0.0
     batch: dict[str, int] = {}
+    left_out: str = ""
 
 
 EXAMPLES = msgspec.convert(ABOUT.facts["examples"], dict[str, list[Example]])
@@ -119,6 +121,9 @@ def cases(folder: Path) -> list[Case]:
         ]
         if machine is None or not of:
             left_out[f"the catalogue has no {row.example if machine else 'such machine'}"] += 1
+            continue
+        if of[0].left_out:
+            left_out[f"{row.example}: {of[0].left_out}"] += 1
             continue
         found.append(row.found(machine, of[0]))
     return predicted(catalogued.runs(SOURCE, found, left_out))
