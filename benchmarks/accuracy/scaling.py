@@ -9,11 +9,12 @@ PATH holds tables of step times against batch size on one device:
 
 The catalogue's own timings are included; they alone judge estimates for other devices. All figures
 are for held-out steps. Errors are factors minus one. All series of a group have the same weight,
-whatever their number of sizes. The constants of ``perfmodel.inputs.batch_scaling`` come from this
-output. Only tables with two series or more choose them. That of recent devices is chosen without
-Sia's table: its steps include AdaptDL's gradient statistics, several operations for each parameter
-tensor. Its errors are counted. All recent series are of models that were not compiled, so half of
-the best value is used (``RECENT_LAUNCH_S``).
+whatever their number of sizes. The constants of ``perfmodel.inputs.batch_scaling`` and of
+``perfmodel.times.device_transfer`` come from this output. Only tables with two series or more
+choose them. That of recent devices is chosen without Sia's table: its steps include AdaptDL's
+gradient statistics, several operations for each parameter tensor. Its errors are counted. All
+recent series are of models that were not compiled, so half of the best value is used
+(``RECENT_LAUNCH_S``).
 """
 
 from __future__ import annotations
@@ -31,21 +32,19 @@ import numpy as np
 
 from perfmodel.base.errors import InputError
 from perfmodel.catalogue import catalogue
-from perfmodel.inputs.batch_scaling import (
+from perfmodel.inputs.batch_scaling import LAUNCH_S, RECENT_LAUNCH_S, at_batch_size
+from perfmodel.inputs.profile import Gradients, Layer, Profile, Timing
+from perfmodel.times.device_transfer import (
     COMMON_ERROR,
     FOREIGN_ERROR,
     FOREIGN_OPERATORS_ERROR,
     KIND_ERROR,
     KIND_OPERATORS_ERROR,
-    LAUNCH_S,
     OPERATORS_ERROR,
-    RECENT_LAUNCH_S,
     SPEED_ERROR,
     TYPICAL_ERROR,
-    at_batch_size,
+    estimate,
 )
-from perfmodel.inputs.profile import Gradients, Layer, Profile, Timing
-from perfmodel.times.device_transfer import estimate
 
 TENSORS = {
     "cifar10": 62,

@@ -43,6 +43,7 @@ TARGETS = (
     Target("nvidia/none", 0.10, 0.30),
     Target("mlperf/none", 0.10, 0.30),
     Target("gavel/none", 0.10, 0.30),
+    Target("neusight/none", 0.10, 0.30),
     Target("diloco_measured/shaped", 0.03, 0.10),
     Target("testbed_hybrid/pp", 0.02, 0.06),
     Target("testbed_hybrid/tp", 0.02, 0.06),

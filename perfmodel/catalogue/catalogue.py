@@ -352,7 +352,7 @@ def _one_pass(
     if device_name is None or _timed(profile, device_name, precision):
         timings = timings_on(profile, device_name, precision)
         first, place = timings[0], timings[0].device
-        shares = None if first.per_layer or not profile.layers else _shares(profile, first)
+        shares = _shares(profile, first) if profile.layers else None
         why = "default of the profile"
         notes = [Assumption("device", place, "", why)] if device_name is None else []
         there = {one.precision for one in profile.timings if one.device == place}
@@ -364,7 +364,8 @@ def _one_pass(
             profile,
             timings,
             batch_size=batch_size,
-            layer_shares=shares,
+            layer_shares=None if first.per_layer else shares,
+            least_s=3.0 * sum(shares or ()),
             assumptions=[*notes, *of_other],
             error_fraction=error,
             launch_s=_launch_s(place),

@@ -1,4 +1,4 @@
-"""Compute times that were not measured: at another batch size, or on another device.
+"""Compute times at a batch size that was not measured.
 
 Every constant here was fitted to measured steps. An error is a factor less one: the 90th percentile
 in cross-validation, where steps are held out and then estimated, with equal weight for each series.
@@ -50,34 +50,6 @@ RECENT_SINGLE_ERROR = ((2.0, 0.46), (4.0, 0.70), (8.0, 3.02), (math.inf, 7.80))
 is 0.63, but no less than from several is stated. Farther there are only three series, so the last
 is that of all 20."""
 
-COMMON_ERROR = 0.22
-"""Error on a device of the same kind, if other models were measured on both devices, at a batch
-size measured on the other: 48 timings of 14 models on 8 GPUs, median 0.09, worst 0.61."""
-
-KIND_ERROR = 0.54
-"""The same if no other model was measured on both: 46 timings, median 0.13, worst 0.87."""
-
-SPEED_ERROR = 0.51
-"""The same if, in addition, the layers' operation counts are unknown: 45 timings, median 0.12,
-worst 0.78."""
-
-TYPICAL_ERROR = 1.01
-"""Error with the efficiency of other models on the device: 64 timings on 15 GPUs, median 0.30,
-worst 1.31. (On the catalogue's only CPU, 9 of 10 of 20 timings are within 0.43.)"""
-
-FOREIGN_ERROR = 1.26
-"""Error with the efficiency of other models on other GPUs: 65 timings on 16 GPUs, median 0.32,
-worst 2.17."""
-
-KIND_OPERATORS_ERROR = 0.38
-"""As :data:`KIND_ERROR`, where operators are known: 46 timings, median 0.10, worst 0.73."""
-
-OPERATORS_ERROR = 0.66
-"""As :data:`TYPICAL_ERROR`, where operators are known: 64 timings, median 0.26, worst 0.98."""
-
-FOREIGN_OPERATORS_ERROR = 0.73
-"""As :data:`FOREIGN_ERROR`, where operators are known: 63 timings, median 0.27, worst 1.28."""
-
 
 def at_batch_size(
     sizes: Sequence[int],
@@ -86,6 +58,7 @@ def at_batch_size(
     *,
     tensors: int,
     launch_s: float = RECENT_LAUNCH_S,
+    least_s: float = 0.0,
 ) -> NDArray[np.float64]:
     """Seconds of each layer at ``batch_size``: never negative, and exact at measured sizes.
 
@@ -100,6 +73,7 @@ def at_batch_size(
     seconds : measured times (n, layers).
     tensors : number of the model's parameter tensors.
     launch_s : fixed part of a step per tensor (:data:`LAUNCH_S`, :data:`RECENT_LAUNCH_S`).
+    least_s : what the samples of a single size take at least: their roofline.
 
     >>> at_batch_size([8, 16], [[0.3], [0.5]], 32, tensors=1).round(6)
     array([0.9])
@@ -112,16 +86,19 @@ def at_batch_size(
         return np.array(t[i - 1] + (t[i] - t[i - 1]) * (batch_size - x[i - 1]) / (x[i] - x[i - 1]))
     end = 0 if batch_size < x[0] else -1
     if len(x) == 1:
-        fixed = launching(tensors, float(t[0].sum()), launch_s)
+        fixed = launching(tensors, float(t[0].sum()), launch_s, least_s)
         return np.array(t[0] * (fixed + (1.0 - fixed) * batch_size / x[0]))
     a, c = _affine(x, t)
     there, here = a + c * batch_size, a + c * x[end]
     return np.array(t[end] * np.divide(there, here, out=np.ones_like(here), where=here > 0))
 
 
-def launching(tensors: int, step_s: float, launch_s: float) -> float:
-    """Fraction of a step that does not depend on its batch size, estimated from one size."""
-    return min(MOST_LAUNCHING, launch_s * tensors / step_s) if step_s > 0 else 0.0
+def launching(tensors: int, step_s: float, launch_s: float, least_s: float = 0.0) -> float:
+    """Fraction of a step that does not depend on its batch size, estimated from one size, whose
+    samples take ``least_s`` or more."""
+    if step_s <= 0:
+        return 0.0
+    return min(MOST_LAUNCHING, launch_s * tensors / step_s, max(0.0, 1.0 - least_s / step_s))
 
 
 def _affine(
@@ -170,41 +147,3 @@ def together(*errors: float | None) -> float | None:
     if len(given) < 2:
         return given[0] if given else None
     return math.exp(math.sqrt(sum(math.log1p(error) ** 2 for error in given))) - 1.0
-
-
-def group(kind: str) -> str:
-    """Group of a layer's kind: layers of a group reach about the same fraction of their roofline.
-
-    >>> [group(kind) for kind in ("conv2d", "batchnorm2d", "Linear", "attention")]
-    ['convolution', 'norm', 'linear', 'other']
-    """
-    kind = kind.lower()
-    words = {"norm": "norm", "embedding": "embedding", "conv": "convolution", "linear": "linear"}
-    return next((name for word, name in words.items() if word in kind), "other")
-
-
-def transferred(
-    groups: Sequence[str], seconds: ArrayLike, there: ArrayLike, here: ArrayLike
-) -> NDArray[np.float64]:
-    """Seconds of one pass of each layer on another device: roofline time there over efficiency.
-
-    Parameters
-    ----------
-    groups : the group of each layer (layers,). The layers of a group share one efficiency: roofline
-        time over measured time on the first device.
-    seconds : measured on the first device (layers,).
-    there, here : roofline seconds of the pass on the first and on the other device (layers,).
-
-    Layers without a roofline time scale with the total of the others.
-
-    >>> transferred(["linear", "linear"], [4.0, 8.0], [1.0, 2.0], [0.5, 3.0])
-    array([ 2., 12.])
-    """
-    t, before, after = (np.asarray(v, float) for v in (seconds, there, here))
-    overall = after.sum() / before.sum() if before.sum() > 0 else 1.0
-    times = t * overall
-    for name in set(groups):
-        of = np.array([g == name for g in groups])
-        if before[of].sum() > 0:
-            times[of] = after[of] * (t[of].sum() / before[of].sum())
-    return np.array(times)

@@ -81,12 +81,14 @@ class Device(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     further names of the device. ``language_models`` are published figures from which the times of
     other language models are estimated. ``architecture``, such as *hopper*, and the number of
     ``multiprocessors`` are those of GPUs; ``operators`` is what products and attention achieve.
+    ``sustained`` is the fraction of the peak rates that a card keeps within its power limit.
     """
 
     RANGES: ClassVar = {
         "memory_bandwidth_bytes_per_s": POSITIVE,
         "memory_bytes": or_none(POSITIVE),
         "multiprocessors": or_none(COUNT),
+        "sustained": POSITIVE._replace(at_most=1.0),
     }
 
     schema: Literal["perfmodel.device/1"] = "perfmodel.device/1"
@@ -102,6 +104,7 @@ class Device(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     language_models: tuple[PublishedUtilisation, ...] = ()
     architecture: str | None = None
     multiprocessors: int | None = None
+    sustained: float = 1.0
     operators: Operators | None = None
     source: Source
 
@@ -123,7 +126,7 @@ class Device(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return tuple(dict.fromkeys([*names, *more]))
 
     def peak(self, precision: str) -> float:
-        """Peak FLOP/s at ``precision``; the float32 peak if the device has none for it.
+        """Sustained peak FLOP/s at ``precision``; that of float32 if the device has none for it.
 
         Pure 16-bit precisions (*bf16*, *fp16*) are as fast as *mixed*, and recipes with 8 bits as
         those of their scales.
@@ -131,7 +134,7 @@ class Device(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
         name = "mixed" if precision in ("bf16", "fp16") else precision
         name = RECIPES[precision].peak if precision in RECIPES else name
         rate = getattr(self.peak_flop_per_s, name, None)
-        return float(rate if rate is not None else self.peak_flop_per_s.float32)
+        return self.sustained * float(rate if rate is not None else self.peak_flop_per_s.float32)
 
 
 class Demands(msgspec.Struct, frozen=True):

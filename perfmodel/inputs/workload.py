@@ -217,6 +217,7 @@ def resolve(
     assumptions: Sequence[Assumption] = (),
     error_fraction: float | None = None,
     launch_s: float = RECENT_LAUNCH_S,
+    least_s: float = 0.0,
 ) -> Workload:
     """Resolve a profile and its timings on one device to the workload of a step with one pass.
 
@@ -229,11 +230,10 @@ def resolve(
     layer_shares : each layer's share of the step's compute time, for timings of whole steps;
         default: in proportion to the layers' floating-point operations.
     error_fraction : error of the timings themselves; None if they were measured.
-    launch_s : fixed part of a step per tensor (:attr:`perfmodel.inputs.device.Device.launch_s`).
+    launch_s, least_s : as in :func:`perfmodel.inputs.batch_scaling.at_batch_size`.
 
-    Times at a batch size that was not measured come from
-    :func:`perfmodel.inputs.batch_scaling.at_batch_size`, which makes the workload *estimated*. The
-    optimizer time and the spread are those of the nearest size.
+    Times at a batch size that was not measured follow from that rule, and make the workload
+    *estimated*. The optimizer time and the spread are those of the nearest size.
     """
     notes = list(assumptions)
     timings = [t.one_pass for t in timings]
@@ -250,12 +250,12 @@ def resolve(
     sized, stored = _sizes(profile), in_precision(profile, near.precision)
     seconds = [[*forward, *backward] for forward, backward, _ in parts]
     tensors = sized["tensors"]
-    passes = at_batch_size(sizes, seconds, size, tensors=tensors, launch_s=launch_s).tolist()
+    rule_s = {"launch_s": launch_s, "least_s": least_s}
+    passes = at_batch_size(sizes, seconds, size, tensors=tensors, **rule_s).tolist()
     forward, backward = passes[: len(passes) // 2], passes[len(passes) // 2 :]
-    loading = [[t.data_loading_s] for t in used]
-    loading_s = float(at_batch_size(sizes, loading, size, tensors=0)[0])
+    loading_s = float(at_batch_size(sizes, [[t.data_loading_s] for t in used], size, tensors=0)[0])
     if sizes != [size]:
-        how = _how(sizes, size, launching(tensors, sum(seconds[0]), launch_s))
+        how = _how(sizes, size, launching(tensors, sum(seconds[0]), **rule_s))
         notes.append(Assumption("layer times", size, "samples", how))
     if rule:
         notes.append(Assumption("layer shares", rule, "", "the profile only has the whole step"))

@@ -5,26 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 
-from perfmodel import Profile, Source
+from perfmodel import InputError, Profile, Source
 from perfmodel.inputs.batch_scaling import (
-    COMMON_ERROR,
     FITTED_ERROR,
     INTERPOLATION_ERROR,
-    KIND_ERROR,
-    SPEED_ERROR,
     at_batch_size,
     batch_error,
     launching,
     together,
-    transferred,
 )
 from perfmodel.inputs.device import Device, PeakRates
 from perfmodel.inputs.profile import Gradients, Layer, Tensor, Timing
 from perfmodel.inputs.workload import Workload
-from perfmodel.times.device_transfer import estimate
+from perfmodel.times.device_transfer import (
+    COMMON_ERROR,
+    KIND_ERROR,
+    SPEED_ERROR,
+    estimate,
+    transferred,
+)
 
 MEASURED = Source("measured", "a test")
 
@@ -98,6 +101,14 @@ def test_one_size_has_a_fixed_part_by_tensor() -> None:
     assert launching(40, 0.1, 0.5e-3) == pytest.approx(0.2)
     assert launching(1000, 0.1, 0.5e-3) == 0.7
     assert launching(40, 0.0, 0.5e-3) == 0.0
+
+
+def test_the_fixed_part_leaves_what_the_samples_take_at_least() -> None:
+    """Of 100 ms, 8 samples take 90 or more: 10 are fixed instead of 20, and 16 take 10 + 180."""
+    found = at_batch_size([8], [[0.1]], 16, tensors=40, launch_s=0.5e-3, least_s=0.09)
+    assert float(found[0]) == pytest.approx(0.190)
+    assert launching(40, 0.1, 0.5e-3, 0.05) == pytest.approx(0.2)  # 50 ms are left
+    assert launching(40, 0.1, 0.5e-3, 0.12) == 0.0  # faster than the roofline, as Winograd is
 
 
 # -- errors ----------------------------------------------------------------------------------------
@@ -242,3 +253,27 @@ def test_layers_of_a_group_share_an_efficiency() -> None:
     layer without operations keeps its share, 3/4 of 1 s as the others' rooflines shrink."""
     found = transferred(["a", "a", "b"], [8.0, 2.0, 1.0], [1.0, 3.0, 0.0], [2.0, 1.0, 0.0])
     assert found.tolist() == pytest.approx([5.0, 2.5, 0.75])
+
+
+def test_a_card_within_a_power_limit_keeps_a_part_of_its_peak_rates() -> None:
+    """Half of the new device's rate, 2 TFLOP/s; all of its bandwidth."""
+    held = msgspec.structs.replace(DEVICES["new"], name="held", sustained=0.5)
+    pass_s = (32e9 / 1e12 / 0.6,)
+    there = Timing("old", 32, MEASURED, forward_s=pass_s, backward_s=pass_s, optimizer_s=0.9)
+    places = DEVICES | {"held": held}
+    found = estimate(counted("net", there), "held", "float32", 32, devices=places, others=())
+    assert held.peak("mixed") == 2e12
+    assert found.forward_s == pytest.approx(32e9 / 2e12 / 0.6)
+    assert found.optimizer_s == pytest.approx(0.1)
+    with pytest.raises(InputError, match=r"sustained.*1\.5"):
+        msgspec.structs.replace(DEVICES["new"], sustained=1.5)
+
+
+def test_more_samples_do_not_beat_the_roofline_of_a_single_measured_size() -> None:
+    """8 samples at 80 % of the old device's peak: at most a fifth of the step is fixed, although
+    launches of 400 tensors would be 120 ms of 30. So 32 take 0.2 + 0.8 x 4 times as long."""
+    layers = (Layer("only", "linear", (Tensor("w", 4.0),) * 400, 1e9, 0.0),)
+    there = Timing("old", 8, MEASURED, step_s=3 * 8e9 / 1e12 / 0.8)
+    model = msgspec.structs.replace(counted("net", there), layers=layers)
+    found = on_new(model)
+    assert found.compute_s == pytest.approx(3 * 8e9 / 4e12 / 0.8 * 3.4, rel=1e-3)

@@ -17,11 +17,12 @@ from benchmarks.accuracy import scaling as benchmark
 from perfmodel import InputError, Profile, Source
 from perfmodel.catalogue import catalogue
 from perfmodel.inputs import batch_scaling
-from perfmodel.inputs.batch_scaling import at_batch_size, batch_error, group, together, transferred
+from perfmodel.inputs.batch_scaling import at_batch_size, batch_error, together
 from perfmodel.inputs.device import Device, PeakRates, roofline_s
 from perfmodel.inputs.profile import Gradients, Layer, Tensor, Timing
 from perfmodel.inputs.workload import Workload
-from perfmodel.times.device_transfer import estimate
+from perfmodel.times import device_transfer
+from perfmodel.times.device_transfer import estimate, group, transferred
 
 MEASURED = Source("measured", "a test")
 DATA = Path(
@@ -242,7 +243,7 @@ def test_a_roofline_with_an_efficiency_per_layer_kind_is_exact(
     found = on(here, profile)
     assert layer_errors(found, truth(here, 32, layers)) < 1e-9
     assert (found.device, found.quality, found.source.kind) == (here, "estimated", "estimated")
-    assert found.error_fraction == batch_scaling.KIND_ERROR
+    assert found.error_fraction == device_transfer.KIND_ERROR
 
 
 def test_canary_a_slower_layer_of_the_same_kind_is_not_recovered() -> None:
@@ -258,7 +259,7 @@ def test_an_unmeasured_batch_size_adds_to_the_error() -> None:
     found = on("fast", profile, batch_size=256)
     assert layer_errors(found, truth("fast", 256)) < 0.02  # rooflines bend where memory limits
     assert found.error_fraction is not None
-    assert found.error_fraction > batch_scaling.KIND_ERROR
+    assert found.error_fraction > device_transfer.KIND_ERROR
 
 
 def test_other_models_correct_the_ratio_of_device_peaks() -> None:
@@ -285,7 +286,7 @@ def test_other_models_correct_the_ratio_of_device_peaks() -> None:
     plain = on("fast", net(truth("slow", 32)))
     assert found.forward_s == pytest.approx(plain.forward_s / 1.5)
     assert found.backward_s == pytest.approx(plain.backward_s / 1.5)
-    assert found.error_fraction == batch_scaling.COMMON_ERROR
+    assert found.error_fraction == device_transfer.COMMON_ERROR
 
 
 def test_the_most_similar_devices_are_used() -> None:
@@ -323,11 +324,15 @@ def test_another_kind_of_device_uses_its_efficiency_on_other_models() -> None:
 
     found = on("fast", mine, [other("fast", 0.5), other("slow", 0.1)])
     assert found.compute_s == pytest.approx(3.0 * step / 0.5)
-    assert found.error_fraction == batch_scaling.TYPICAL_ERROR
+    assert found.error_fraction == device_transfer.TYPICAL_ERROR
     away = on("fast", mine, [other("slow", 0.1), other("host", 0.9)])
     assert away.compute_s == pytest.approx(3.0 * step / 0.1)
-    assert away.error_fraction == batch_scaling.FOREIGN_ERROR
-    assert batch_scaling.COMMON_ERROR < batch_scaling.TYPICAL_ERROR <= batch_scaling.FOREIGN_ERROR
+    assert away.error_fraction == device_transfer.FOREIGN_ERROR
+    assert (
+        device_transfer.COMMON_ERROR
+        < device_transfer.TYPICAL_ERROR
+        <= device_transfer.FOREIGN_ERROR
+    )
 
 
 def test_without_operation_counts_device_speeds_are_used() -> None:
@@ -337,7 +342,7 @@ def test_without_operation_counts_device_speeds_are_used() -> None:
     ratio = np.sqrt(8.0 * 3.0)
     assert (found.forward_s, found.backward_s) == pytest.approx((1 / ratio, 2 / ratio))
     assert found.optimizer_s == pytest.approx(0.1)
-    assert found.error_fraction == batch_scaling.SPEED_ERROR
+    assert found.error_fraction == device_transfer.SPEED_ERROR
     other = net(
         Timing("slow", 8, MEASURED, samples_per_s=10.0),
         Timing("fast", 16, MEASURED, samples_per_s=40.0),
@@ -369,17 +374,17 @@ def test_layers_without_a_roofline_scale_with_the_rest() -> None:
 # -- stated errors --------------------------------------------------------------------------------
 
 BANDS = {
-    "other gpu, models on both": batch_scaling.COMMON_ERROR,
-    "other gpu, no other model": batch_scaling.KIND_OPERATORS_ERROR,
-    "other gpu, no other model, no operators": batch_scaling.KIND_ERROR,
-    "other gpu, no operations": batch_scaling.SPEED_ERROR,
-    "other kind, gpu that others ran on": batch_scaling.OPERATORS_ERROR,
-    "other kind, gpu that others ran on, no operators": batch_scaling.TYPICAL_ERROR,
-    "other kind, cpu that others ran on": batch_scaling.TYPICAL_ERROR,
-    "other kind, gpu that none ran on": batch_scaling.FOREIGN_OPERATORS_ERROR,
-    "other kind, gpu that none ran on, no operators": batch_scaling.FOREIGN_ERROR,
+    "other gpu, models on both": device_transfer.COMMON_ERROR,
+    "other gpu, no other model": device_transfer.KIND_OPERATORS_ERROR,
+    "other gpu, no other model, no operators": device_transfer.KIND_ERROR,
+    "other gpu, no operations": device_transfer.SPEED_ERROR,
+    "other kind, gpu that others ran on": device_transfer.OPERATORS_ERROR,
+    "other kind, gpu that others ran on, no operators": device_transfer.TYPICAL_ERROR,
+    "other kind, cpu that others ran on": device_transfer.TYPICAL_ERROR,
+    "other kind, gpu that none ran on": device_transfer.FOREIGN_OPERATORS_ERROR,
+    "other kind, gpu that none ran on, no operators": device_transfer.FOREIGN_ERROR,
 }
-"""Error that :mod:`perfmodel.inputs.batch_scaling` states for each group of the benchmark."""
+"""Error that :mod:`perfmodel.times.device_transfer` states for each group of the benchmark."""
 
 
 def outside(cases: Sequence[benchmark.Case], bands: dict[str, float]) -> list[str]:
@@ -452,8 +457,8 @@ def test_quantiles_weight_every_series_equally() -> None:
 def test_the_catalogue_estimates_a_device_that_a_profile_lacks() -> None:
     profile = catalogue.model("resnet18")
     found = catalogue.workload(profile, device_name="p100", batch_size=16)
-    assert found.error_fraction == batch_scaling.COMMON_ERROR
+    assert found.error_fraction == device_transfer.COMMON_ERROR
     note = next(a for a in found.assumptions if a.name == "compute time error")
-    assert note.value == batch_scaling.COMMON_ERROR
+    assert note.value == device_transfer.COMMON_ERROR
     with pytest.raises(InputError, match="unknown device 'h10'; did you mean h100"):
         catalogue.workload(profile, device_name="h10")

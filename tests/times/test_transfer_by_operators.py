@@ -9,12 +9,12 @@ import pytest
 
 from perfmodel import InputError, Source
 from perfmodel.catalogue import catalogue
-from perfmodel.inputs import batch_scaling
 from perfmodel.inputs.device import roofline_s
 from perfmodel.inputs.operator_shapes import MemoryBound, Product
 from perfmodel.inputs.profile import Layer, Profile, Tensor, Timing
 from perfmodel.inputs.software import EAGER, LAUNCH_S
 from perfmodel.inputs.workload import Workload
+from perfmodel.times import device_transfer
 from perfmodel.times.device_transfer import LAUNCHED_ERROR, estimate
 from perfmodel.times.operator_times import kernels_of, layers_s, stated
 
@@ -81,7 +81,7 @@ def test_an_efficiency_per_kind_of_layer_is_exact(there: str, here: str, precisi
     assert isinstance(right.forward_s, tuple)
     assert isinstance(right.backward_s, tuple)
     assert passes(found) == pytest.approx([*right.forward_s, *right.backward_s])
-    assert found.error_fraction == batch_scaling.KIND_OPERATORS_ERROR
+    assert found.error_fraction == device_transfer.KIND_OPERATORS_ERROR
     assert "by operators" in str(found.assumptions[0])
 
 
@@ -91,7 +91,7 @@ def test_models_measured_on_both_devices_correct_the_roofline() -> None:
     found = on("h100", mine, [other])
     total_s = truth("h100").total_s
     assert found.compute_s == pytest.approx(total_s, rel=0.05)
-    assert found.error_fraction == batch_scaling.COMMON_ERROR
+    assert found.error_fraction == device_transfer.COMMON_ERROR
     assert "by the roofline" in str(found.assumptions[0])
 
 
@@ -106,9 +106,9 @@ def test_without_timings_other_models_say_how_efficient_a_device_is() -> None:
     pairs = layers_s(KNOWN["h100"], LAYERS, 512, "float32", KNOWN)
     expected = [forward / 0.4 for forward, _ in pairs] + [backward / 0.4 for _, backward in pairs]
     assert passes(found) == pytest.approx(expected)
-    assert found.error_fraction == batch_scaling.OPERATORS_ERROR
+    assert found.error_fraction == device_transfer.OPERATORS_ERROR
     away = on("h200", net(), others[-1:], batch_size=4096)
-    assert away.error_fraction == batch_scaling.FOREIGN_OPERATORS_ERROR
+    assert away.error_fraction == device_transfer.FOREIGN_OPERATORS_ERROR
 
 
 def test_a_step_takes_as_long_as_its_launches() -> None:
@@ -128,7 +128,7 @@ def test_a_layer_without_operators_takes_the_roofline() -> None:
     assert not stated(())
     mine = msgspec.structs.replace(net(truth("v100")), layers=layers)
     found = on("h100", mine)
-    assert found.error_fraction == batch_scaling.KIND_ERROR
+    assert found.error_fraction == device_transfer.KIND_ERROR
     other = net(Timing("h100", 8, MEASURED, step_s=1.0), name="other")
     plain = on("h100", net(layers=layers), [other])
     least = sum(roofline_s(KNOWN["h100"], LAYERS, 8, "float32"))
@@ -163,10 +163,11 @@ def test_operators_of_the_catalogue_have_the_operations_of_their_layers() -> Non
 
 
 def test_the_nearest_devices_count_whether_or_not_their_times_are_per_layer() -> None:
-    """An H200, whose times are per layer, has 16 times the memory bandwidth of an L4."""
+    """An H200, whose times are per layer, has 16 times the memory bandwidth of an L4, whose 52
+    TFLOP/s are near those of an RTX 3090 (71) and of an A10 (125)."""
     resnet = catalogue.model("resnet50")
     assert any(one.device == "h200" and one.per_layer for one in resnet.timings)
     w = catalogue.workload(resnet, device_name="l4", precision="mixed", batch_size=128)
     found = next(note for note in w.assumptions if note.name == "layer times")
-    assert str(found.value).startswith("from a10 ")
+    assert str(found.value).startswith("from rtx3090 (batch 448), a10 ")
     assert "h200" not in str(found.value)

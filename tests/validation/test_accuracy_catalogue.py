@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.accuracy import catalogued, gavel, lambda_pytorch, mlperf, nvidia
+from benchmarks.accuracy import catalogued, gavel, lambda_pytorch, mlperf, neusight, nvidia
 from benchmarks.accuracy.cases import Case
 from benchmarks.accuracy.summaries import summarise
 from perfmodel import InputError, make_job, predict
@@ -34,6 +34,10 @@ MLPERF = {
     "accelerator": "NVIDIA A100-SXM4-40GB (400W)", "global_batch": 3264,
     "train_samples_per_s": 32640.0,
 }  # fmt: skip
+NEUSIGHT = {
+    "gpu": "NVIDIA_H100_80GB_HBM3", "model": "gpt2_large", "mode": "train", "seq_len": 1024,
+    "global_batch": 4, "parallel": "", "e2e_latency_ms": 640.0,
+}  # fmt: skip
 GAVEL = {
     "file": "a", "gpu": "p100", "consolidated": 0, "model": "ResNet-50", "batch_size": 16,
     "scale_factor": 4, "steps_per_s": 20.0,
@@ -45,8 +49,10 @@ def cases(tmp_path: Path) -> Callable[..., list[Case]]:
     """The cases of an adapter, with one table row for each change of the first row."""
 
     def of(adapter: Any, first: dict[str, Any], *changes: dict[str, Any]) -> list[Case]:
-        name = "train_throughput.csv" if adapter is mlperf else "throughput.csv"
-        with (tmp_path / name).open("w", newline="", encoding="utf-8") as file:
+        names = {mlperf: "train_throughput.csv", neusight: "measured_latency.csv"}
+        with (tmp_path / names.get(adapter, "throughput.csv")).open(
+            "w", newline="", encoding="utf-8"
+        ) as file:
             writer = csv.DictWriter(file, list(first))
             writer.writeheader()
             writer.writerows(first | change for change in changes or ({},))
@@ -64,6 +70,7 @@ def cases(tmp_path: Path) -> Callable[..., list[Case]]:
         (nvidia, 0.14, 0.35, 0.85),
         # GNMT on A100 is extended from one batch size, in proportion, as compiled models behave
         (mlperf, 0.18, 0.50, 0.85),
+        (neusight, 0.18, 0.40, 0.85),
         (gavel, 0.11, 0.20, 0.80),  # 12 runs: at 0.9 each, 10 or fewer are inside once in three
     ],
     ids=lambda value: getattr(value, "SOURCE", None),
@@ -178,6 +185,42 @@ def test_batch_sizes_of_a_column(
     assert nvidia.batch_sizes(text, mixed, gpus) == found
 
 
+def test_sequences_of_unknown_lengths_are_left_out(
+    cases: Callable[..., list[Case]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    bert = {"example": "PyTorch/LanguageModeling/BERT", "section": "Pre-training, 8x V100 32G"}
+    rows = [{"batch": f"Batch size / GPU (FP32 and FP16)={n} and {n}"} for n in (4096, 2048)]
+    (short,) = cases(nvidia, NVIDIA | bert, *rows)
+    assert short.group == "nvidia/several/bert-large"
+    assert "1 rows left out: PyTorch/LanguageModeling/BERT: sequences" in capsys.readouterr().err
+
+
+def test_rows_of_neusight_by_hand(
+    cases: Callable[..., list[Case]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both passes of one device, and of four that divide samples, layers, or blocks."""
+    several = [
+        {"parallel": text, "gpu": "NVIDIA_A100-SXM4-40GB"} for text in ("dp4", "tp4", "pp4_2")
+    ]
+    others = [{"mode": "inf"}, {"parallel": "fusion"}, {"gpu": "TPU"}, {"model": "switchxl4"}]
+    alone, data, tensor, pipeline = cases(neusight, NEUSIGHT, {}, *several, *others)
+    assert alone.group == "neusight/one/gpt2_large"
+    assert alone.measured == 0.64
+    given = {"model": "gpt2-large", "precision": "float32", "batch_size": 4, "workers": 1}
+    job = make_job(**given, device="h100", arch="ring")  # type: ignore[arg-type]
+    update_s = job.workload.optimizer_s
+    assert update_s > 0
+    assert alone.predicted == pytest.approx(predict(job).iteration_s - update_s, rel=1e-6)
+    # 774 million parameters and 4096 tokens take 1.9e13 operations, at 19.5e12/s at most
+    assert {case.group for case in (data, tensor, pipeline)} == {"neusight/several/gpt2_large"}
+    assert 1.9e13 / 19.5e12 / 4 < data.predicted < tensor.predicted < pipeline.predicted
+    # two micro-batches of two samples on four stages: at best five of eight turns
+    assert pipeline.predicted > 1.9e13 / 19.5e12 / 4 * 5 / 2
+    said = capsys.readouterr().err
+    for text in ("inference", "parallel fusion", "GPU TPU", "model switchxl4"):
+        assert f"1 rows left out: {text}" in said
+
+
 def test_a_ratio_of_gavel_by_hand(cases: Callable[..., list[Case]]) -> None:
     """Both files have the same runs, so each counts once."""
     rows = [{}, {"consolidated": 1, "steps_per_s": 30.0}]
@@ -202,7 +245,8 @@ def test_mistakes_are_one_clear_line(tmp_path: Path) -> None:
 
 def test_every_name_of_the_tables_is_in_the_catalogue() -> None:
     machines = [*lambda_pytorch.MACHINES.values(), *nvidia.MACHINES.values()]
-    machines += [*mlperf.MACHINES.values(), *gavel.TOGETHER.values(), *gavel.APART.values()]
+    machines += [*mlperf.MACHINES.values(), *neusight.MACHINES.values()]
+    machines += [*gavel.TOGETHER.values(), *gavel.APART.values()]
     for machine in machines:
         assert machine.device in catalogue.device_names()
         assert machine.cluster in ("", *catalogue.cluster_names())
