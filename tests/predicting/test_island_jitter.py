@@ -63,6 +63,14 @@ def test_a_round_varies_as_the_sum_of_its_steps(devices: int, steps: int, kind: 
     assert found.cv == pytest.approx(drawn_cv(devices, steps, jitter), rel=0.03)
 
 
+def test_nine_steps_of_one_device_vary_a_third_as_much_as_one() -> None:
+    """The sum of nine independent times has 9 times the mean and 3 times the deviation. The device
+    counts as one of few quantiles, whose deviation is within 1 %."""
+    found = islands(1, 9, pm.Jitter(0.3)).jitter
+    assert found is not None
+    assert found.cv == pytest.approx(0.1, rel=0.01)
+
+
 def test_one_device_and_one_step_keep_the_jitter() -> None:
     jitter = pm.Jitter(0.3, "gamma")
     assert islands(1, 1, jitter).jitter == jitter
