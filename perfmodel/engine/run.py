@@ -71,9 +71,9 @@ class Log(NamedTuple):
 class Simulation:
     """A running simulation; it is a context manager, so that its memory is reused.
 
-    ``steady`` selects a start for the steady state instead of the start of training: many groups
-    with staggered starts begin within the time that the busiest resource needs for a round, if that
-    is longer than their own stagger.
+    ``steady`` selects a start for the steady state instead of the start of training: groups with
+    staggered starts begin within the time that the busiest resource needs for a round, if that is
+    longer than their own stagger.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Simulation:
         compiled = requested(compiled)
         self._loop = choose(compiled)
         self._may_be_slow = compiled is None
-        within_s = busiest_s(graph) if steady and short_runs(graph) else 0.0
+        within_s = busiest_s(graph) if steady and graph.staggered else 0.0
         world, self._kept = make_world(
             graph, seed, depth=depth, limit=limit, record=record, log=log, within_s=within_s
         )
