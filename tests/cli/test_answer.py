@@ -171,7 +171,7 @@ def test_a_plan_prints_what_its_first_candidate_assumes() -> None:
 
 # -- jobs that are too large to simulate ---------------------------------------------------------
 
-TOO_LARGE = "predict --model resnet50 --arch ps --sync asp --workers 10000 --servers 80"
+TOO_LARGE = "predict --model alexnet --arch ps --sync asp --workers 10000 --servers 80"
 
 
 def test_a_job_that_is_too_large_to_simulate_is_answered_by_formulas() -> None:
