@@ -67,11 +67,15 @@ def device(name: str) -> Device:
     ------
     InputError : no such device.
     """
-    known = device_names()
-    called = name if name in known else device_called(name)
-    if called not in known:
-        raise unknown_name("device", called, known)
-    return _read(f"{shipped.home()}/devices/{called}.toml", Device, devices_.SCHEMA)
+    if one := known_device(name) or known_device(device_called(name)):
+        return one
+    raise unknown_name("device", name, device_names())
+
+
+def known_device(name: str | None) -> Device | None:
+    """The shipped device of that name, which is no alias; None if there is none."""
+    path = f"{shipped.home()}/devices/{name}.toml"
+    return _read(path, Device, devices_.SCHEMA) if name in device_names() else None
 
 
 def devices() -> Mapping[str, Device]:
@@ -102,7 +106,8 @@ def _aliases(_home: str, known: tuple[str, ...]) -> Mapping[str, str]:
 
 def default_cluster_of(device_name: str) -> str | None:
     """The default cluster of a shipped device; None if its file names none."""
-    return device(device_name).default_cluster if device_name in device_names() else None
+    one = known_device(device_name)
+    return None if one is None else one.default_cluster
 
 
 def cluster(name: str) -> Cluster:
@@ -195,11 +200,11 @@ def workload(
     def update(samples: int | None, what: str) -> Workload:
         """The workload of an update of ``samples`` samples; errors call their number ``what``."""
         parts = split(timings, samples, accumulation, what)
-        several = of_one_pass(whole, parts.passes)
         given = precision, parts.pass_size, software, documents, storage
-        step = one_pass(several, device_name, *given)
+        step = one_pass(of_one_pass(whole, parts.passes), device_name, *given)
         step = recomputed(with_storage(step, whole.decoder, storage), recompute)
-        peaks = peaks_of(step, accelerator=_is_accelerator(step.device))
+        there = known_device(step.device)
+        peaks = peaks_of(step, accelerator=there is not None and there.kind == "gpu")
         step = msgspec.structs.replace(step, peaks=peaks)
         step = accumulated(step, parts.passes, parts.batch_size)
         return msgspec.structs.replace(step, assumptions=(*step.assumptions, *parts.assumptions))
@@ -233,9 +238,9 @@ def _precision_called(
     if precision is None:
         return None
     known = {t.precision for t in profile.timings if device_name in (None, t.device)}
-    if device_name not in device_names():
+    one = known_device(device_name)
+    if one is None:
         return precision_called(precision, known)
-    one = device(device_name)
     return precision_called(precision, {*known, *one.precisions}, one.architecture)
 
 
@@ -379,14 +384,10 @@ def _one_pass(
     )
 
 
-def _is_accelerator(device_name: str) -> bool:
-    return device_name in device_names() and device(device_name).kind == "gpu"
-
-
 def _launch_s(device_name: str) -> float:
     """The fixed part of a step per tensor on a device, which may be one outside the catalogue."""
-    name = device_called(device_name)
-    return device(name).launch_s if name in device_names() else RECENT_LAUNCH_S
+    one = known_device(device_called(device_name))
+    return RECENT_LAUNCH_S if one is None else one.launch_s
 
 
 def _of_language(
@@ -457,9 +458,10 @@ def _timed(profile: Profile, device_name: str, precision: str | None) -> bool:
 
 def _shares(profile: Profile, timing: Timing) -> Sequence[float] | None:
     """Roofline seconds of each layer on the timing's device, if the catalogue knows it."""
-    if timing.device not in device_names() or not any(la.forward_flop for la in profile.layers):
+    one = known_device(timing.device)
+    if one is None or not any(layer.forward_flop for layer in profile.layers):
         return None
-    return roofline_s(device(timing.device), profile.layers, timing.batch_size, timing.precision)
+    return roofline_s(one, profile.layers, timing.batch_size, timing.precision)
 
 
 def _file(what: str, name: str, kind: str, ending: str) -> str:

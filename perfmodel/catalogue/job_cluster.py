@@ -91,11 +91,9 @@ def cluster_of(
     InputError : a link's value is out of range.
     """
     changed, of_links = _overridden(base, links)
-    known = workload.device in catalogue.device_names()
-    device = catalogue.device(workload.device) if known else None
     lossy, of_losses = usual_losses.with_losses(
         changed,
-        device,
+        catalogue.known_device(workload.device),
         sockets=usual_losses.over_sockets(base.nic),
         servers=processes is not None and processes.servers,
         among_several=workload.among_several,

@@ -82,7 +82,7 @@ def stages_of(job: Job, replica: Replica, most: int | None = None) -> list[Parts
     from perfmodel.predicting.replicas import placed_stages
     from perfmodel.replicas.stage_memory import device_works
 
-    device = _device_of(job)
+    device = catalogue.known_device(job.workload.device)
     accelerator = device is not None and device.kind == "gpu"
     jobs = [one.job for one in placed_stages(job, most)]
     together = 1 if replica.experts is None else replica.experts.devices // job.counted_as_one
@@ -138,7 +138,7 @@ def worker_bytes(job: Job) -> float:
 
 def memory_of(job: Job) -> Memory:
     """Return the memory of a worker and of a server, and that of the device if known."""
-    return memory_on(_device_of(job), job)
+    return memory_on(catalogue.known_device(job.workload.device), job)
 
 
 def memory_on(device: Device | None, job: Job) -> Memory:
@@ -177,12 +177,6 @@ def least_needed_bytes(device: Device, job: Job, allocated: float, confidence: f
     footprint = Footprint(parameters_bytes=allocated)
     process = _reserving(footprint, _factors(job), overhead().context_bytes)
     return Memory.of(process, None, device.memory_bytes).needed_bytes(confidence)
-
-
-def _device_of(job: Job) -> Device | None:
-    """Return the device of a job; None if the catalogue does not know it."""
-    name = job.workload.device
-    return catalogue.device(name) if name in catalogue.device_names() else None
 
 
 def _process(parts: Parts, device: Device | None, job: Job, stage: int = 0) -> Footprint:
