@@ -16,7 +16,7 @@ from perfmodel.catalogue.job_cluster import LinkChange, ProcessesOnNodes, cluste
 from perfmodel.catalogue.job_workload import workload_of
 from perfmodel.inputs.cluster import NO_HANDOVER, Cluster
 from perfmodel.inputs.islands import ONE_STEP, read_devices, read_steps
-from perfmodel.inputs.job import Jitter, Job, Start, Straggler, default_start
+from perfmodel.inputs.job import STARTS, Jitter, Job, Start, Straggler
 from perfmodel.inputs.job_arguments import in_si
 from perfmodel.inputs.job_replica import replica_of, sends_in_place, with_passes
 from perfmodel.inputs.options import Options, described
@@ -365,7 +365,7 @@ def _start(start: Start | None, options: Options) -> tuple[Start, list[Assumptio
     """Return how workers start, and an assumption if this is the default."""
     if start is not None:
         return start, []
-    default, why = default_start(options)
+    default, why = STARTS[options.asynchronous]
     return default, [Assumption("start", default, "", why)]
 
 

@@ -188,11 +188,11 @@ if TYPE_CHECKING:
         seed: int
 
 
-def default_start(options: Options) -> tuple[Start, str]:
-    """Return how workers start unless it is given, and why."""
-    if options.asynchronous:
-        return "staggered", "asynchronous workers drift apart"
-    return "together", "synchronous"
+STARTS: Mapping[bool, tuple[Start, str]] = {
+    False: ("together", "synchronous"),
+    True: ("staggered", "asynchronous workers drift apart"),
+}
+"""How workers start unless it is given, and why, by whether they are asynchronous."""
 
 
 class Island(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Assumption
 from perfmodel.catalogue.job_workload import anchored, workload_of
 from perfmodel.inputs.cluster import Cluster, Link
-from perfmodel.inputs.job import Job, Start, default_start
+from perfmodel.inputs.job import STARTS, Job, Start
 from perfmodel.inputs.job_replica import with_passes
 from perfmodel.inputs.options import described
 from perfmodel.inputs.software import LAUNCH_S, STACKS
@@ -162,7 +162,7 @@ def _with_option(flat: Job, name: str, value: Value) -> Job:
     options = msgspec.structs.replace(flat.options, **{name: value})
     start = flat.start
     if any(assumption.name == "start" for assumption in flat.assumptions):
-        start = default_start(options)[0]
+        start, _ = STARTS[options.asynchronous]
     return msgspec.structs.replace(flat, options=options, start=start)
 
 
