@@ -310,13 +310,15 @@ def _pace(
     kinds: Sequence[Quantities],
     by_kind: Sequence[Demands],
 ) -> Pace | None:
-    """Return the cycle time of all workers under SSP, given the others present; None under ASP.
+    """Return the cycle time of all workers under SSP, given the others present; None under ASP, or
+    if none waits because all compute equally long.
 
     It is that of the slowest worker, for which the others wait at the staleness bound. The fraction
     of them that wait there pulls and pushes in bursts.
     """
     bound = options.staleness_bound
-    if options.sync != "ssp" or bound == math.inf:
+    alike = q.alike and not is_symbol(q.workers)
+    if options.sync != "ssp" or bound == math.inf or alike:
         return None
     late = _late(q, int(bound))
     step_s, tied = _burst(options, workload, q, kinds, by_kind, late)
@@ -350,10 +352,12 @@ def _burst(
     late: Sequence[Quantity],
 ) -> tuple[Quantity, Quantity]:
     """Return an iteration of SSP if all workers wait at the staleness bound (s), and the fraction
-    of the workers that do.
+    of the workers that do: none if all are of one class.
 
     They are released at the same time, when the slowest is done, as with BSP.
     """
+    if not q.classes:
+        return 0.0, 0.0
     n, bound = q.workers, options.staleness_bound
     d = Demands.of(options, workload, q)
     d = msgspec.structs.replace(d, own_s=1.0 / q.at_once_bytes_per_s)
@@ -376,8 +380,6 @@ def _tied(q: Quantities, bound: float, faster: Sequence[Quantity]) -> Quantity:
     Systems", 1985, section 5.6). There it waits in steps of the walk's overshoot over a barrier:
     the drift plus 0.583 standard deviations (Siegmund, "Sequential Analysis", 1985, section 10.4).
     """
-    if not q.classes:
-        return 0.0
     spread = 2.0**0.5 * q.cv
     parts = []
     for count, times in zip(q.counts, faster, strict=True):
