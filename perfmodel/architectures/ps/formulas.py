@@ -317,8 +317,9 @@ def _pace(
     of them that wait there pulls and pushes in bursts.
     """
     bound = options.staleness_bound
-    alike = q.alike and not is_symbol(q.workers)
-    if options.sync != "ssp" or bound == math.inf or alike:
+    if options.sync != "ssp" or bound == math.inf:
+        return None
+    if q.alike and not is_symbol(q.workers):
         return None
     late = _late(q, int(bound))
     step_s, tied = _burst(options, workload, q, kinds, by_kind, late)
