@@ -60,6 +60,17 @@ def test_a_pair_on_nvlink_by_hand() -> None:
     assert step_s(nominal(losses="none")) == pytest.approx(0.124, rel=0.01)  # canary
 
 
+def test_every_loss_is_listed_with_its_unit() -> None:
+    found = make_job(workload=workload(), cluster=nominal(), arch="ring", workers=2).assumptions
+    lost = [(one.name, one.value, one.unit) for one in found if one.source.startswith("usual")]
+    assert sorted(lost) == [
+        ("device spread", DEVICE_SPREAD, ""),
+        ("handover per byte", pytest.approx(25.0 / 900e9), "s"),
+        ("handover per tensor", 10e-6, "s"),
+        ("slowdown per neighbour", SLOWDOWN_PER_NEIGHBOUR, ""),
+    ]
+
+
 def test_a_faster_memory_hands_over_faster() -> None:
     h100, v100 = (handover_of(catalogue.device(name)) for name in ("h100", "v100"))
     assert h100.per_tensor_s == v100.per_tensor_s
