@@ -139,10 +139,10 @@ def test_inputs_and_results_can_be_pickled() -> None:
 
 @pytest.mark.slow
 def test_a_plan_with_many_simulations_is_the_same_in_threads() -> None:
-    asked: dict[str, Any] = {"model": "inception_v3", "dataset_size": 1281167, "epochs": 90}
-    asked["limits"] = PlanLimits(deadline_s=86400.0)
+    asked: dict[str, Any] = {"model": "efficientnet-b0", "dataset_size": 1281167, "epochs": 90}
+    asked["limits"] = PlanLimits(deadline_s=43200.0)
     alone = plan(**asked)
-    assert alone.simulated >= 20
+    assert alone.simulated >= 12  # four for each thread
     with ThreadPoolExecutor(3) as pool:
         assert plan(**asked, executor=pool) == alone
 
