@@ -102,8 +102,20 @@ def test_canary_exhaustive_simulation_distinguishes_choices(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_candidate_costs_a_small_part_of_a_prediction() -> None:
-    """Measured in the same run, over more than fifty thousand candidates."""
+    """Measured in the same run, over more than forty thousand candidates, besides what every plan
+    does once."""
     architectures = "ring", "ps", "p2p", "zero1", "zero3"
+    jobs = [
+        make_job(model="resnet50", device="v100", arch=each, workers=workers)
+        for each in architectures
+        for workers in range(8, 88, 8)
+    ]
+
+    def predicted_s() -> float:
+        begin = time.process_time()
+        for one in jobs:
+            predict(one, fidelity="coarse")
+        return (time.process_time() - begin) / len(jobs)
 
     def planned_s(workers: range) -> tuple[int, float]:
         begin = time.process_time()
@@ -116,18 +128,11 @@ def test_a_candidate_costs_a_small_part_of_a_prediction() -> None:
         )
         return found.candidates, time.process_time() - begin
 
-    planned_s(range(8, 17, 8))
-    candidates, seconds = planned_s(range(8, 513, 8))
-    assert candidates >= 50_000
-    jobs = [
-        make_job(model="resnet50", device="v100", arch=each, workers=workers)
-        for each in architectures
-        for workers in range(8, 88, 8)
-    ]
-    begin = time.process_time()
-    for one in jobs:
-        predict(one, fidelity="coarse")
-    assert seconds / candidates < 0.1 * (time.process_time() - begin) / len(jobs)
+    predicted_s()
+    few, once_s = planned_s(range(8, 17, 8))
+    candidates, seconds = planned_s(range(8, 257, 8))
+    assert candidates - few >= 40_000
+    assert (seconds - once_s) / (candidates - few) < 0.1 * predicted_s()
 
 
 def test_figures_equal_those_of_the_prediction() -> None:
