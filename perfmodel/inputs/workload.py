@@ -250,12 +250,12 @@ def resolve(
     sized, stored = _sizes(profile), in_precision(profile, near.precision)
     seconds = [[*forward, *backward] for forward, backward, _ in parts]
     tensors = sized["tensors"]
-    rule_s = {"launch_s": launch_s, "least_s": least_s}
-    passes = at_batch_size(sizes, seconds, size, tensors=tensors, **rule_s).tolist()
+    constants = {"launch_s": launch_s, "least_s": least_s}
+    passes = at_batch_size(sizes, seconds, size, tensors=tensors, **constants).tolist()
     forward, backward = passes[: len(passes) // 2], passes[len(passes) // 2 :]
     loading_s = float(at_batch_size(sizes, [[t.data_loading_s] for t in used], size, tensors=0)[0])
     if sizes != [size]:
-        how = _how(sizes, size, launching(tensors, sum(seconds[0]), **rule_s))
+        how = _how(sizes, size, launching(tensors, sum(seconds[0]), **constants))
         notes.append(Assumption("layer times", size, "samples", how))
     if rule:
         notes.append(Assumption("layer shares", rule, "", "the profile only has the whole step"))

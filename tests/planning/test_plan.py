@@ -102,7 +102,7 @@ def test_canary_exhaustive_simulation_distinguishes_choices(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_candidate_costs_a_small_part_of_a_prediction() -> None:
-    """Measured in the same run, over more than forty thousand candidates, besides what every plan
+    """Measured in the same run, over more than fifty thousand candidates, besides what every plan
     does once."""
     architectures = "ring", "ps", "p2p", "zero1", "zero3"
     jobs = [
@@ -130,8 +130,8 @@ def test_a_candidate_costs_a_small_part_of_a_prediction() -> None:
 
     predicted_s()
     few, once_s = planned_s(range(8, 17, 8))
-    candidates, seconds = planned_s(range(8, 257, 8))
-    assert candidates - few >= 40_000
+    candidates, seconds = planned_s(range(8, 273, 8))
+    assert candidates - few >= 50_000
     assert (seconds - once_s) / (candidates - few) < 0.1 * predicted_s()
 
 
