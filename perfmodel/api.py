@@ -265,7 +265,7 @@ def _as_needed(job: Job, options: PredictOptions) -> Outcome:
     return msgspec.structs.replace(simulated, notes=(why,))
 
 
-class Placed(msgspec.Struct, frozen=True):
+class PlacedArchitecture(msgspec.Struct, frozen=True):
     """An architecture with its options on the cluster of a job, and the assumptions about both."""
 
     architecture: Architecture
@@ -274,7 +274,7 @@ class Placed(msgspec.Struct, frozen=True):
     assumptions: tuple[Assumption, ...]
 
 
-def _placed(given: Mapping[str, Any], resolved: Workload) -> Placed:
+def _placed(given: Mapping[str, Any], resolved: Workload) -> PlacedArchitecture:
     """Return the architecture and the cluster that the arguments of :func:`make_job` name."""
     links = LinkChange(given.get("bandwidth_bytes_per_s"), given.get("latency_s"))
     cluster, workers = given.get("cluster"), given.get("workers", 1)
@@ -290,7 +290,7 @@ def _placed(given: Mapping[str, Any], resolved: Workload) -> Placed:
     notes += [*of_cluster, *of_choice, *registry.by_cluster(architecture, settings, base)]
     known = {*settings, *(row.name for row in of_choice)}
     notes += _defaults(architecture.name, chosen, known, resolved)
-    return Placed(architecture, chosen, where, tuple(notes))
+    return PlacedArchitecture(architecture, chosen, where, tuple(notes))
 
 
 def _architecture(

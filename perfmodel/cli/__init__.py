@@ -18,7 +18,7 @@ import click
 
 from perfmodel import __version__
 from perfmodel.base.errors import PerfmodelError, PerfmodelWarning, message as one_line
-from perfmodel.cli.groups import Group
+from perfmodel.cli.groups import CommandGroup
 from perfmodel.cli.shared import COMPLETE, add_shared
 from perfmodel.cli.verbosity import verbosity
 
@@ -71,7 +71,7 @@ BROKEN_PIPE = 141
 """Exit code where the reader of the output has gone: that of programs that SIGPIPE ends."""
 
 
-class Commands(Group):
+class Commands(CommandGroup):
     """Imports a command when it is used."""
 
     def list_commands(self, _: click.Context) -> list[str]:

@@ -9,7 +9,7 @@ import click
 from perfmodel.base.errors import InputError, unknown_name
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """Commands in a group."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:

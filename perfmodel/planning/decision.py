@@ -27,7 +27,7 @@ from perfmodel.planning.amounts import Amount, Objective
 from perfmodel.planning.layout_space import Division, Machine, layout_space
 from perfmodel.planning.plans import HOUR_S, Candidate, Lever, Plan, Price, Trade
 from perfmodel.planning.search import MAX_OPS, MOST_CONSIDERED, Goal, PlanLimits, Search
-from perfmodel.planning.space import Axes, Common, none_left, space
+from perfmodel.planning.space import Common, DeviceAxes, none_left, space
 from perfmodel.predicting import gains
 from perfmodel.predicting.effects import effects
 from perfmodel.studies.advice import advise
@@ -242,10 +242,12 @@ def _machines(rows: Sequence[Instance], spot: bool) -> list[Machine]:
 def _division(varied: Varied) -> Division:
     """Return the axes of layouts."""
     common = {name: varied[name] for name in OF_ALL_LAYOUTS if name in varied}  # type: ignore[literal-required]
-    precisions: tuple[str | None, ...] = _listed(varied.get("precision"))
+    precisions: tuple[str | None, ...] = listed_values(varied.get("precision"))
     if len(precisions) == 1:
         common["precision"] = precisions[0]
-    lists: dict[str, Any] = {name: _listed(varied.get(name)) for name in Division._fields[:-1]}
+    lists: dict[str, Any] = {
+        name: listed_values(varied.get(name)) for name in Division._fields[:-1]
+    }
     return Division(**lists, common=common)
 
 
@@ -262,22 +264,23 @@ def _common(varied: Varied) -> Common:
     return common
 
 
-def _axes(varied: Varied) -> Axes:
+def _axes(varied: Varied) -> DeviceAxes:
     """Return the axes of single devices."""
-    return Axes(
-        arch=_listed(varied.get("arch")),
+    return DeviceAxes(
+        arch=listed_values(varied.get("arch")),
         options=varied.get("options") or {},
-        workers=_listed(varied.get("workers")),
-        servers=_listed(varied.get("servers")),
-        batch_size=_listed(varied.get("batch_size")),
-        precision=_listed(varied.get("precision")),
-        recompute=_listed(varied.get("recompute")),
+        workers=listed_values(varied.get("workers")),
+        servers=listed_values(varied.get("servers")),
+        batch_size=listed_values(varied.get("batch_size")),
+        precision=listed_values(varied.get("precision")),
+        recompute=listed_values(varied.get("recompute")),
         sequence_length=varied.get("sequence_length"),
         documents=documents_of(varied)[0],
     )
 
 
-def _listed(value: Several[T] | None) -> tuple[T, ...]:
+def listed_values(value: Several[T] | None) -> tuple[T, ...]:
+    """The values of an argument that may be one, several or none."""
     if value is None:
         return ()
     several = isinstance(value, Iterable) and not isinstance(value, str)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.catalogue import catalogue
-from perfmodel.planning.decision import own_machine, profile_of
+from perfmodel.planning.decision import listed_values, own_machine, profile_of
 from perfmodel.planning.layout_fitting import Fitting
-from perfmodel.planning.layout_map import Place, layout_map, on_front
+from perfmodel.planning.layout_map import LayoutPoint, layout_map, on_front
 from perfmodel.planning.layout_space import Division, all_devices, combinations_on
 from perfmodel.planning.plans import shape_text
 from perfmodel.predicting import coarse
@@ -119,13 +119,7 @@ class LayoutComparison(Paged, Tabular, frozen=True, kw_only=True):
 
     def figure(self) -> Figure:
         """The map of the layouts."""
-        return Figure([[layout_map(self._places(), self.device_bytes)]], self.title)
-
-    def _places(self) -> list[Place]:
-        return [
-            Place(one.needed_bytes, one.throughput_samples_per_s, one.arch, one.label, one.fits)
-            for one in self.layouts
-        ]
+        return Figure([[layout_map(_points(self.layouts), self.device_bytes)]], self.title)
 
     def page(self) -> Page:
         """The contents of the page."""
@@ -197,11 +191,11 @@ def compare_layouts(
         raise InputError("options: layouts are compared with the defaults of each architecture")
     profile = profile_of(given.pop("model", None), given.pop("workload", None))
     machine = own_machine(given.pop("device", None), given.pop("cluster", None), profile)
-    devices = _listed(given.pop("devices", None))
+    devices = listed_values(given.pop("devices", None))
     if len(devices) > 1:
         raise InputError(f"devices: one number for layouts of one job, got {len(devices)}")
     names = [name for name in Division._fields if name not in ("devices", "common")]
-    lists: dict[str, Any] = {name: _listed(given.pop(name, None)) for name in names}
+    lists: dict[str, Any] = {name: listed_values(given.pop(name, None)) for name in names}
     division = Division(**lists, common=given)
     count = whole_number("devices", devices[0]) if devices else all_devices(machine)
     found = combinations_on(machine, profile, division, count).evaluated()
@@ -209,8 +203,7 @@ def compare_layouts(
     memory_bytes = catalogue.device(found.job.workload.device).memory_bytes
     listed = [_compared(found, k, confidence) for k in counted(kept, progress)]
     listed.sort(key=lambda one: (not one.fits, -one.throughput_samples_per_s))
-    places = [Place(o.needed_bytes, o.throughput_samples_per_s, "", "", o.fits) for o in listed]
-    for k in on_front(places):
+    for k in on_front(_points(listed)):
         listed[k] = msgspec.structs.replace(listed[k], pareto=True)
     sizes = sorted(set(found.global_batch_size.tolist()))
     batch = " or ".join(map(str, sizes)) if len(sizes) <= 3 else f"{sizes[0]} to {sizes[-1]}"
@@ -225,12 +218,12 @@ def compare_layouts(
     )
 
 
-def _listed(value: object) -> tuple[object, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
-        return tuple(value)
-    return (value,)
+def _points(layouts: Sequence[ComparedLayout]) -> list[LayoutPoint]:
+    """The layouts on a map."""
+    return [
+        LayoutPoint(row.needed_bytes, row.throughput_samples_per_s, row.arch, row.label, row.fits)
+        for row in layouts
+    ]
 
 
 def _fastest(found: Layouts, fitting: Fitting, most: int) -> list[int]:

@@ -18,7 +18,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.catalogue import catalogue
 from perfmodel.inputs.device import Device
 from perfmodel.inputs.job import Job
-from perfmodel.planning.layout_map import Place
+from perfmodel.planning.layout_map import LayoutPoint
 from perfmodel.planning.plans import shape_text
 from perfmodel.planning.space import BatchNoise
 from perfmodel.predicting.memory import first_memory_on, least_needed_bytes, memory_on
@@ -330,12 +330,12 @@ def _lowest(found: Layouts, possible: Fitting) -> float:
     return lowest / (1.0 + NEAR)
 
 
-def outside_of(choices: Combinations, possible: Fitting) -> list[Place]:
+def outside_of(choices: Combinations, possible: Fitting) -> list[LayoutPoint]:
     """Return the fastest layouts whose first stage does not fit, of those that were looked at, with
     what it needs."""
     left = sorted(set(possible.outside))
     rows_of = dict(zip(possible.found.number[left].tolist(), left, strict=True))
-    places: list[Place] = []
+    places: list[LayoutPoint] = []
     for begin in range(0, len(left), OUTSIDE):
         if len(places) == OUTSIDE:
             most = float(possible.found.samples_per_s[left[begin]])
@@ -344,7 +344,7 @@ def outside_of(choices: Combinations, possible: Fitting) -> list[Place]:
         found = _evaluated(choices, possible, left[: begin + OUTSIDE])
         rows = [row for row, k in enumerate(found.number.tolist()) if k in rows_of][:OUTSIDE]
         places = [
-            Place(
+            LayoutPoint(
                 possible.needs.first(possible.found, rows_of[int(found.number[row])]),
                 float(found.samples_per_s[row]),
                 found.arch[row],

@@ -10,7 +10,7 @@ from perfmodel.reporting.contents import INK, REFERENCE, Axis, Panel, Series, Sp
 from perfmodel.reporting.panels import colour
 
 
-class Place(msgspec.Struct, frozen=True):
+class LayoutPoint(msgspec.Struct, frozen=True):
     """A layout on the map: bytes that a device needs, of those that do not fit at least, samples
     per second, the group that gives its colour, its name, and whether it fits."""
 
@@ -21,12 +21,12 @@ class Place(msgspec.Struct, frozen=True):
     fits: bool
 
 
-def on_front(places: Sequence[Place]) -> list[int]:
+def on_front(places: Sequence[LayoutPoint]) -> list[int]:
     """Return the numbers of the places that fit, and of which no other that fits is as fast with
     less memory, or faster with as much; the fastest first.
 
-    >>> places = [Place(2.0, 9.0, "", "", True), Place(1.0, 8.0, "", "", True),
-    ...           Place(3.0, 8.5, "", "", True), Place(9.0, 99.0, "", "", False)]
+    >>> places = [LayoutPoint(2.0, 9.0, "", "", True), LayoutPoint(1.0, 8.0, "", "", True),
+    ...           LayoutPoint(3.0, 8.5, "", "", True), LayoutPoint(9.0, 99.0, "", "", False)]
     >>> on_front(places)
     [0, 1]
     """
@@ -40,7 +40,7 @@ def on_front(places: Sequence[Place]) -> list[int]:
     return front
 
 
-def layout_map(places: Sequence[Place], device_bytes: float | None) -> Panel:
+def layout_map(places: Sequence[LayoutPoint], device_bytes: float | None) -> Panel:
     """Return the map: layouts that fit by group, their Pareto front, and apart those that do not.
 
     Parameters
@@ -48,7 +48,7 @@ def layout_map(places: Sequence[Place], device_bytes: float | None) -> Panel:
     device_bytes : memory of a device; None if it is unknown.
     """
 
-    def points(name: str, of: Sequence[Place], line: str, marker: str) -> Series:
+    def points(name: str, of: Sequence[LayoutPoint], line: str, marker: str) -> Series:
         x, y = [place.needed_bytes for place in of], [place.samples_per_s for place in of]
         labels = [place.name for place in of]
         return Series(name, x, y, line, "points", marker, labels=labels, size=6.0)

@@ -34,9 +34,17 @@ from perfmodel.planning.layout_fitting import (
     best_of,
     outside_of,
 )
-from perfmodel.planning.layout_map import Place
+from perfmodel.planning.layout_map import LayoutPoint
 from perfmodel.planning.plans import shape_text
-from perfmodel.planning.space import BatchNoise, Columns, Common, Series, Space, none_left
+from perfmodel.planning.space import (
+    BatchNoise,
+    CandidateSeries,
+    Columns,
+    Common,
+    Space,
+    joined,
+    none_left,
+)
 from perfmodel.sweeping.layouts import Combinations, Layouts, combinations
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -101,7 +109,7 @@ class LayoutSpace(Space):
 
     found: tuple[Layouts, ...]
     rows: Ids
-    outside: tuple[Place, ...]
+    outside: tuple[LayoutPoint, ...]
     considered: int
 
     most_considered: int = dataclasses.field(default=6, kw_only=True)
@@ -125,10 +133,10 @@ class LayoutSpace(Space):
         """How the devices of a candidate divide the model."""
         return self.found[int(self.of[index])].shape_of(int(self.rows[index]))
 
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[LayoutPoint, ...]:
         """Where the candidates, and some layouts that do not fit, are on a map."""
         inside = [
-            Place(
+            LayoutPoint(
                 float(self.worker_bytes[k]), float(self.rate[k]), self.arch(k),
                 f"{self.arch(k)}{shape_text(self.layout(k))}", fits=True,
             )
@@ -186,7 +194,7 @@ def layout_space(
         for value in getattr(division, name):
             whole_number(name, value)
     reasons, series, several, parts, rows = list(out), [], [], [], []
-    outside, considered = list[Place](), 0
+    outside, considered = list[LayoutPoint](), 0
     for machine in machines:
         for count in division.devices or (all_devices(machine),):
             try:
@@ -199,22 +207,20 @@ def layout_space(
             fitting = Fitting(found, confidence, noise, possible.needs)
             chosen = list(fitting.chosen())
             considered += len(possible.found)
-            series.append(Series(machine.instance, machine.price_usd_per_h, found.job, "", {}))
+            series.append(
+                CandidateSeries(machine.instance, machine.price_usd_per_h, found.job, "", {})
+            )
             several.append(found)
             rows += [row for row, _ in chosen]
             parts.append(_columns(found, machine, count, chosen))
             outside += outside_of(choices, possible)
     if not parts:
         raise none_left(reasons)
-    columns: dict[str, Any] = {
-        field.name: np.concatenate([getattr(part, field.name) for part in parts])
-        for field in dataclasses.fields(Columns)
-    }
-    of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    columns = joined(parts)
     if max(one.job.devices for one in several) <= FEW:
         columns |= {"most_considered": 2 * SIMULATED, "most_simulated": SIMULATED}
     return LayoutSpace(
-        series=tuple(series), left_out=tuple(reasons), of=of, found=tuple(several),
+        series=tuple(series), left_out=tuple(reasons), found=tuple(several),
         rows=np.array(rows), outside=tuple(outside), considered=considered, **columns,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perfmodel.base.units import show
-from perfmodel.planning.layout_map import Place, layout_map
+from perfmodel.planning.layout_map import LayoutPoint, layout_map
 from perfmodel.reporting.contents import INK, REFERENCE, Axis, Figure, Page, Panel, Section, Series
 from perfmodel.reporting.drawn import Paged
 from perfmodel.reporting.panels import colour
@@ -270,7 +270,7 @@ class Plan(Paged, Tabular, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     effects: tuple[Effect, ...] = ()
     target: LossTarget | None = None
-    places: tuple[Place, ...] = ()
+    places: tuple[LayoutPoint, ...] = ()
 
     def __repr__(self) -> str:
         return f"Plan({self.objective}: {self.first.label}; {self.candidates} candidates)"

@@ -29,7 +29,7 @@ from perfmodel.inputs.job import Jitter, Job
 from perfmodel.inputs.profile import Profile
 from perfmodel.inputs.recomputation import read_recomputation
 from perfmodel.inputs.workload import Workload
-from perfmodel.planning.layout_map import Place
+from perfmodel.planning.layout_map import LayoutPoint
 from perfmodel.predicting import job_facts
 from perfmodel.predicting.memory import memory_on
 from perfmodel.predicting.variants import evaluate
@@ -85,7 +85,7 @@ class BatchNoise(NamedTuple):
         return (self.scale_samples + self.reference) / (self.scale_samples + update_samples)
 
 
-class Axes(NamedTuple):
+class DeviceAxes(NamedTuple):
     """The varied arguments; empty or None for the defaults. ``options`` may hold lists."""
 
     arch: Sequence[str] = ()
@@ -99,7 +99,7 @@ class Axes(NamedTuple):
     documents: Documents | None = None
 
 
-class Series(NamedTuple):
+class CandidateSeries(NamedTuple):
     """Candidates that differ only in workers and servers: the instance type and its price per hour,
     the job with one worker, the name of its architecture, the given options, and the instance type
     of dedicated servers with its price. ``home`` is None if servers share the workers' nodes."""
@@ -113,7 +113,7 @@ class Series(NamedTuple):
     home_usd_per_h: float = 0.0
 
 
-Work = tuple[Series, Ids, Sequence[int], float]
+SeriesWork = tuple[CandidateSeries, Ids, Sequence[int], float]
 """A series, its numbers of workers and of servers, and the confidence that a worker fits."""
 
 
@@ -165,7 +165,7 @@ class Space(Columns):
         simulated.
     """
 
-    series: tuple[Series, ...]
+    series: tuple[CandidateSeries, ...]
     left_out: tuple[str, ...]
     of: Ids
 
@@ -197,7 +197,7 @@ class Space(Columns):
         """How the devices of a candidate's workers divide the model; None for single devices."""
         return None
 
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[LayoutPoint, ...]:
         """Where layouts are on a map; none for single devices."""
         return ()
 
@@ -208,7 +208,7 @@ class Space(Columns):
         known = FAMILIAR.index(name) if name in FAMILIAR else len(FAMILIAR)
         return (float(self.nodes[index]), float(self.servers[index]), float(known))
 
-    def series_of(self, index: int) -> Series:
+    def series_of(self, index: int) -> CandidateSeries:
         """The series of a candidate."""
         return self.series[int(self.of[index])]
 
@@ -233,7 +233,7 @@ class Space(Columns):
 def space(
     instances: Sequence[tuple[Instance, float]],
     profile: Profile,
-    axes: Axes,
+    axes: DeviceAxes,
     *,
     homes: Sequence[tuple[Instance, float]] = (),
     most_workers: int | None = None,
@@ -262,7 +262,7 @@ def space(
     for name in ("workers", "servers", "batch_size"):
         for value in getattr(axes, name):
             whole_number(name, value)
-    work: list[Work] = []
+    work: list[SeriesWork] = []
     out: list[str] = []
     for instance, price in instances:
         try:
@@ -283,7 +283,8 @@ def space(
             make = functools.partial(
                 api.make_job, workload=workload, arch=arch, options=options, **common
             )
-            series = Series(instance, price, make(cluster=instance.cluster()), arch, options)
+            job = make(cluster=instance.cluster())
+            series = CandidateSeries(instance, price, job, arch, options)
             work.append((series, workers, axes.servers, confidence))
             for home, usd_per_h in homes:
                 if series.job.options.server_count and home.region == instance.region:
@@ -303,16 +304,20 @@ def space(
             if not any(series.job.options.server_count for series in all_series)
             else f"server_instances: only in {', '.join(sorted(places))}, where no workers are"
         )
-    parts = _all_evaluated(work, executor)
+    columns = joined(_all_evaluated(work, executor))
+    return Space(series=all_series, left_out=tuple(out), **columns)
+
+
+def joined(parts: Sequence[Columns]) -> dict[str, Any]:
+    """The columns of all series one after the other, and the series of each candidate (``of``)."""
     columns: dict[str, Any] = {
         field.name: np.concatenate([getattr(part, field.name) for part in parts])
         for field in dataclasses.fields(Columns)
     }
-    of = np.repeat(np.arange(len(all_series)), [len(part) for part in parts])
-    return Space(series=all_series, left_out=tuple(out), of=of, **columns)
+    return columns | {"of": np.repeat(np.arange(len(parts)), [len(part) for part in parts])}
 
 
-def _all_evaluated(work: Sequence[Work], executor: Executor) -> list[Columns]:
+def _all_evaluated(work: Sequence[SeriesWork], executor: Executor) -> list[Columns]:
     """The columns of each series."""
     batches = [work[first : first + BATCH] for first in range(0, len(work), BATCH)]
     results: dict[int, list[Columns]] = {}
@@ -325,7 +330,7 @@ def _all_evaluated(work: Sequence[Work], executor: Executor) -> list[Columns]:
     return [part for place in range(len(batches)) for part in results[place]]
 
 
-def _batch_evaluated(batch: Sequence[Work]) -> list[Columns]:
+def _batch_evaluated(batch: Sequence[SeriesWork]) -> list[Columns]:
     return list(itertools.starmap(_evaluated, batch))
 
 
@@ -335,7 +340,7 @@ def none_left(out: Sequence[str]) -> InputError:
     return InputError(f"plan: no instance type is left: {'; '.join(out[:MOST_NAMED])}{more}")
 
 
-def _workloads(profile: Profile, instance: Instance, axes: Axes) -> Iterator[Workload]:
+def _workloads(profile: Profile, instance: Instance, axes: DeviceAxes) -> Iterator[Workload]:
     """The workload at each precision and batch size."""
     language = profile.decoder is not None
     sizes = axes.batch_size or (SEQUENCES if language else BATCH_SIZES)
@@ -359,7 +364,7 @@ def _workers(instance: Instance, counts: Sequence[int], most: int) -> list[int]:
     return [count * instance.devices for count in nodes if count * instance.devices <= most]
 
 
-def _architectures(axes: Axes) -> Iterator[tuple[str, dict[str, object]]]:
+def _architectures(axes: DeviceAxes) -> Iterator[tuple[str, dict[str, object]]]:
     """Each architecture with each combination of the options it supports."""
     names = axes.arch or ARCHITECTURES
     supported = {name: {*registry.find(name)[0].options.__struct_fields__} for name in names}
@@ -375,7 +380,9 @@ def _architectures(axes: Axes) -> Iterator[tuple[str, dict[str, object]]]:
             yield name, dict(zip(options, values, strict=True))
 
 
-def _evaluated(series: Series, counts: Ids, servers: Sequence[int], confidence: float) -> Columns:
+def _evaluated(
+    series: CandidateSeries, counts: Ids, servers: Sequence[int], confidence: float
+) -> Columns:
     """The columns of a series."""
     job, instance = series.job, series.instance
     counts = counts[job.options.allows(counts)]

@@ -28,7 +28,7 @@ DRAWS, WORK = (256, 4096), 1 << 21
 """Least and most steps that are drawn, and about how many actions of all of them."""
 
 
-class Drawn(NamedTuple):
+class LaterActions(NamedTuple):
     """How much later actions begin and end on average because micro-batches differ, (actions,)
     each; and the coefficient of variation of the time of each rank, (ranks,)."""
 
@@ -41,7 +41,9 @@ class Drawn(NamedTuple):
         return Spans(at.begin + self.begin_s, at.end + self.end_s)
 
 
-def drawn(job: Job, jobs: Sequence[StageJob], paths: Paths, seconds: Floats, flows: Flows) -> Drawn:
+def drawn(
+    job: Job, jobs: Sequence[StageJob], paths: Paths, seconds: Floats, flows: Flows
+) -> LaterActions:
     """Return what packed sequences change.
 
     Parameters
@@ -74,7 +76,7 @@ def drawn(job: Job, jobs: Sequence[StageJob], paths: Paths, seconds: Floats, flo
     workers = 1 if job.options.asynchronous else job.workers
     among = jobs[0].job.workers  # devices that divide sequences, or have copies of stages, count
     cv = [spread_of(np.sort(row) / row.mean(), workers, among) for row in of_ranks]
-    return Drawn(
+    return LaterActions(
         several.begin.mean(axis=1) - alike.begin,
         several.end.mean(axis=1) - alike.end,
         np.array(cv),

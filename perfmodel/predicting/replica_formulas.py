@@ -20,7 +20,7 @@ from perfmodel.inputs.passes import accumulated, one_pass
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 from perfmodel.phases.phases import BETWEEN_STAGES, Phase, Phases
 from perfmodel.predicting.experts import sums_of
-from perfmodel.predicting.packed import Drawn, drawn, with_jitter
+from perfmodel.predicting.packed import LaterActions, drawn, with_jitter
 from perfmodel.predicting.replicas import (
     StageJob,
     delays,
@@ -269,7 +269,7 @@ def faces_of(
             finals = finals_of(paths, rank)
             held[finals] = late_s / len(finals)
     took = parts.sum(axis=0)
-    of_documents: Drawn | None = None
+    of_documents: LaterActions | None = None
     if paths.schedule.updates.kind == "flush":
         flows = _flows(job, paths, jobs)
         left = flows.capacity_bytes_per_s * (1.0 - taken)

@@ -28,7 +28,7 @@ def cross_entropy(scores: Floats, targets: Ids) -> tuple[float, Floats]:
     return loss, softmax
 
 
-class Network:
+class DenseNetwork:
     """Hidden layers of rectified linear units, and scores of classes that are linear in the last.
 
     Without hidden layers it is softmax regression, whose loss is convex.

@@ -14,7 +14,7 @@ from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, unknown_name, whole_number
 from perfmodel.foreign.functions import call, load
 from perfmodel.replay.data import Data, digits, mixture
-from perfmodel.replay.networks import Network, cross_entropy
+from perfmodel.replay.networks import DenseNetwork, cross_entropy
 
 HIDDEN = 64
 """Hidden units of the shipped two-layer networks."""
@@ -57,7 +57,7 @@ class TrainingTask(Protocol):
 class NetworkTask:
     """A NumPy network on data in memory."""
 
-    def __init__(self, name: str, network: Network, data: Data) -> None:
+    def __init__(self, name: str, network: DenseNetwork, data: Data) -> None:
         self.name = name
         self.network, self.data = network, data
         self.samples, self.parameters = len(data.targets), network.parameters
@@ -81,7 +81,7 @@ class NetworkTask:
 def network_task(name: str, data: Data, hidden: int | None = HIDDEN) -> NetworkTask:
     """Return a task that trains a two-layer network on data, or softmax regression for None."""
     layers = () if hidden is None else (hidden,)
-    return NetworkTask(name, Network(data.inputs.shape[1], *layers, data.classes), data)
+    return NetworkTask(name, DenseNetwork(data.inputs.shape[1], *layers, data.classes), data)
 
 
 TASKS: Mapping[str, Callable[[int], TrainingTask]] = {

@@ -15,10 +15,10 @@ import msgspec
 from perfmodel.base.units import UNITS, show
 
 Cell = Any
-"""A number, a word, None, or a :class:`Quantity`."""
+"""A number, a word, None, or a :class:`UnitValue`."""
 
 
-class Quantity(msgspec.Struct, frozen=True):
+class UnitValue(msgspec.Struct, frozen=True):
     """A value with a unit of its own."""
 
     value: float | int | str | bool | None
@@ -45,7 +45,7 @@ def columns(*titles: str, **units: str) -> list[Column]:
     return [*map(Column, titles), *(Column(title, unit) for title, unit in units.items())]
 
 
-class Table(msgspec.Struct, frozen=True):
+class PageTable(msgspec.Struct, frozen=True):
     """Rows of cells, as many as there are columns."""
 
     name: str
@@ -244,7 +244,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     text: Sequence[str] = ()
     figure: Panel | None = None
-    tables: Sequence[Table] = ()
+    tables: Sequence[PageTable] = ()
     code: Sequence[tuple[str, str]] = ()
 
 
@@ -264,10 +264,10 @@ def shown(cell: Cell, unit: str = "") -> str:
 
     >>> shown(0.25, "s"), shown(0.123, "fraction"), shown(1.5, "ratio"), shown(None)
     ('250 ms', '12.3 %', '+50 %', '')
-    >>> shown(Quantity(1.25e9, "bytes_per_s")), shown(True), shown(12345)
+    >>> shown(UnitValue(1.25e9, "bytes_per_s")), shown(True), shown(12345)
     ('10 Gbps', 'yes', '12345')
     """
-    if isinstance(cell, Quantity):
+    if isinstance(cell, UnitValue):
         return shown(cell.value, cell.unit)
     if cell is None:
         return ""
@@ -311,20 +311,20 @@ def _change(ratio: float) -> str:
 def raw(cell: Cell) -> str:
     """A cell as exact text, from which a program reads it again.
 
-    >>> raw(Quantity(0.1, "s")), raw(None), raw("inf"), raw(3)
+    >>> raw(UnitValue(0.1, "s")), raw(None), raw("inf"), raw(3)
     ('0.1', '', 'inf', '3')
     """
-    value = cell.value if isinstance(cell, Quantity) else cell
+    value = cell.value if isinstance(cell, UnitValue) else cell
     return "" if value is None else str(value)
 
 
-def numeric(table: Table, column: int) -> bool:
+def numeric(table: PageTable, column: int) -> bool:
     """Whether the first cell of a column that is not empty is a number.
 
-    >>> numeric(Table("t", [Column("a"), Column("b")], [("x", None), ("y", 1.5)]), 1)
+    >>> numeric(PageTable("t", [Column("a"), Column("b")], [("x", None), ("y", 1.5)]), 1)
     True
     """
     values = (row[column] for row in table.rows)
-    plain = (v.value if isinstance(v, Quantity) else v for v in values)
+    plain = (v.value if isinstance(v, UnitValue) else v for v in values)
     first = next((v for v in plain if v is not None), None)
     return isinstance(first, (int, float)) and not isinstance(first, bool)

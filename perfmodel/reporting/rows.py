@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from perfmodel.base.units import dimension_of
-from perfmodel.reporting.contents import Column, Table
+from perfmodel.reporting.contents import Column, PageTable
 
 RATE = "samples_per_s"
 
@@ -32,7 +32,9 @@ def _words(name: str) -> str:
     return name.strip("_").replace("_", " ")
 
 
-def table(name: str, rows: Sequence[Mapping[str, object]], without: Collection[str] = ()) -> Table:
+def table(
+    name: str, rows: Sequence[Mapping[str, object]], without: Collection[str] = ()
+) -> PageTable:
     """A table of rows that all have the same keys; columns that are empty are left out.
 
     >>> table("t", [{"a": 1, "b": None, "c": 2}], without=["c"]).rows
@@ -44,7 +46,7 @@ def table(name: str, rows: Sequence[Mapping[str, object]], without: Collection[s
         if key not in without and any(row[key] is not None for row in rows)
     ]
     cells = [tuple(_cell(row[key]) for key in keys) for row in rows]
-    return Table(name, [column(key) for key in keys], cells)
+    return PageTable(name, [column(key) for key in keys], cells)
 
 
 def _cell(value: object) -> object:

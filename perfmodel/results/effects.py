@@ -76,13 +76,13 @@ class Effect(msgspec.Struct, frozen=True):
     def sides(self) -> tuple[tuple[str, float], tuple[str, float]]:
         """Return a lower and a higher value as text, each with its ratio; ("", 1) if there is none.
         Words count as higher values."""
-        from perfmodel.reporting.contents import Quantity, shown
+        from perfmodel.reporting.contents import UnitValue, shown
 
         a = self.assumption
         below, above = ("", 1.0), ("", 1.0)
         words = isinstance(a.value, (bool, str))
         for alternative in sorted(self.alternatives, key=lambda alternative: alternative.swing):
-            side = shown(Quantity(alternative.value, a.unit)), alternative.ratio
+            side = shown(UnitValue(alternative.value, a.unit)), alternative.ratio
             if not words and float(alternative.value) < float(a.value or 0.0):
                 below = side
             else:

@@ -178,7 +178,7 @@ class PredictionUncertainty(msgspec.Struct, frozen=True):
 Progress = Callable[[int, int], None]
 
 
-class PredictedJob(Protocol):
+class FurtherResults(Protocol):
     """The job of a prediction, for further results on request."""
 
     @property
@@ -266,7 +266,7 @@ class Prediction(Paged, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     assumptions: tuple[Assumption, ...]
     provenance: Provenance
-    predicted_job: PredictedJob | None = None
+    predicted_job: FurtherResults | None = None
 
     def __repr__(self) -> str:
         return (
@@ -319,12 +319,12 @@ class Prediction(Paged, frozen=True, kw_only=True):
         TooLargeError : see :meth:`timeline`.
         """
         from perfmodel.reporting.contents import Figure
-        from perfmodel.results import sections
+        from perfmodel.results import sections, timeline_figure
 
         time = sections.time_panel(self)
         if self.predicted_job is None or self.fidelity == "coarse":
             return Figure([[time]], self.headline)
-        rows = self.timeline().panel(sections.MOST_ROWS)
+        rows = timeline_figure.panel(self.timeline(), sections.MOST_ROWS)
         return Figure([[time], [rows]], self.headline)
 
     def page(self) -> Page:
@@ -425,7 +425,7 @@ class Prediction(Paged, frozen=True, kw_only=True):
         """
         return tuple(effect for effect in self.effects if effect.matters)
 
-    def _simulated(self, what: str) -> PredictedJob:
+    def _simulated(self, what: str) -> FurtherResults:
         """The job, to be simulated again.
 
         Raises
@@ -436,7 +436,7 @@ class Prediction(Paged, frozen=True, kw_only=True):
             raise InputError(f"{what}: a coarse prediction has no timeline; needs fidelity fine")
         return self._job(what)
 
-    def _job(self, what: str) -> PredictedJob:
+    def _job(self, what: str) -> FurtherResults:
         if self.predicted_job is None:
             raise InputError(f"{what}: a prediction read from JSON has no job; predict it again")
         return self.predicted_job

@@ -10,14 +10,15 @@ import msgspec
 from perfmodel.base.errors import InputError
 from perfmodel.reporting.contents import (
     Column,
+    PageTable,
     Panel,
-    Quantity,
     Section,
-    Table,
+    UnitValue,
     columns,
     shown,
 )
 from perfmodel.reporting.panels import shares, stacks
+from perfmodel.results import timeline_figure
 from perfmodel.results.memory import Footprint
 
 Predicted = Any
@@ -37,16 +38,16 @@ def title(p: Predicted) -> str:
     return f"{p.model} on {p.counted} x {p.device}, {p.architecture}"
 
 
-def _measures(p: Predicted) -> list[tuple[str, Quantity, tuple[float, float] | None]]:
+def _measures(p: Predicted) -> list[tuple[str, UnitValue, tuple[float, float] | None]]:
     """What a prediction is about, with the ends of the intervals."""
     i, fraction = p.interval, p.idle_fraction.mean
     measures = [
-        ("throughput", Quantity(p.throughput_samples_per_s), i and i.throughput_samples_per_s),
-        ("iteration", Quantity(p.iteration_s, "s"), i and i.iteration_s),
-        ("idle fraction", Quantity(fraction, "fraction"), i and i.idle_fraction),
+        ("throughput", UnitValue(p.throughput_samples_per_s), i and i.throughput_samples_per_s),
+        ("iteration", UnitValue(p.iteration_s, "s"), i and i.iteration_s),
+        ("idle fraction", UnitValue(fraction, "fraction"), i and i.idle_fraction),
     ]
     if p.staleness is not None:
-        measures.append(("staleness", Quantity(p.staleness.mean), i and i.staleness))
+        measures.append(("staleness", UnitValue(p.staleness.mean), i and i.staleness))
     return measures
 
 
@@ -106,11 +107,15 @@ def reproduce(p: Predicted, code: tuple[tuple[str, str], ...] = ()) -> Section:
 def _answer(p: Predicted) -> Section:
     names = {"throughput": "throughput (samples/s)", "staleness": "staleness (updates)"}
     rows: list[tuple[object, ...]] = [
-        (names.get(name, name), value, *(Quantity(end, value.unit) for end in ends or (None, None)))
+        (
+            names.get(name, name),
+            value,
+            *(UnitValue(end, value.unit) for end in ends or (None, None)),
+        )
         for name, value, ends in _measures(p)
     ]
     what = "device" if p.memory.stages else "worker"
-    rows.append((f"memory per {what}", Quantity(p.memory.worker_bytes, "bytes"), None, None))
+    rows.append((f"memory per {what}", UnitValue(p.memory.worker_bytes, "bytes"), None, None))
     text = [f"Bottleneck: {p.bottleneck.text}."]
     if p.interval is not None:
         text.append(f"Interval: {p.interval.text}.")
@@ -119,14 +124,14 @@ def _answer(p: Predicted) -> Section:
     if p.error_band is not None:
         text.append(f"Error of the formulas relative to the simulation: {p.error_band.text}.")
     heads = columns("quantity", "predicted", "low", "high")
-    table = Table("Prediction and 90 % interval", heads, rows)
+    table = PageTable("Prediction and 90 % interval", heads, rows)
     return Section(name="answer", title="Prediction", text=[*text, *p.notes], tables=[table])
 
 
 def _assumptions(p: Predicted) -> Section:
-    rows = [(a.name, Quantity(a.value, a.unit), a.source) for a in p.assumptions]
+    rows = [(a.name, UnitValue(a.value, a.unit), a.source) for a in p.assumptions]
     heads = columns("assumption", "value", "source")
-    table = Table("Assumptions", heads, rows)
+    table = PageTable("Assumptions", heads, rows)
     return Section(name="assumptions", title="Assumptions", tables=[table])
 
 
@@ -153,7 +158,7 @@ def _time(p: Predicted) -> Section:
     parts = _parts(p)
     rows = [(kind.replace("_", " "), s, s / p.iteration_s) for kind, s in parts.items()]
     tables = [
-        Table(
+        PageTable(
             "Time of an iteration",
             [Column("kind"), Column("time", "s"), Column("share", "fraction")],
             rows,
@@ -165,7 +170,7 @@ def _time(p: Predicted) -> Section:
     ):
         if seconds:
             heads = [Column(title_), Column("mean duration", "s")]
-            tables.append(Table(name, heads, list(seconds.items())))
+            tables.append(PageTable(name, heads, list(seconds.items())))
     return Section(
         name="time",
         title="Where the time goes",
@@ -190,8 +195,8 @@ def _timeline(p: Predicted) -> Section:
             "links, and hover over a block for details. Click a legend entry to hide or show a "
             "kind of operation."
         ],
-        figure=timeline.panel(),
-        tables=[Table("Busy time of each resource", heads, timeline.busy_s())],
+        figure=timeline_figure.panel(timeline),
+        tables=[PageTable("Busy time of each resource", heads, timeline_figure.busy_s(timeline))],
     )
 
 
@@ -200,8 +205,8 @@ def _idle(p: Predicted) -> Section:
     causes = {cause: share for cause, share in idle.by_cause.items() if share}
     rows = [(cause.replace("_", " "), share) for cause, share in idle.by_cause.items()]
     tables = [
-        Table("Idle time by cause", [Column("cause"), Column("idle", "fraction")], rows),
-        Table(
+        PageTable("Idle time by cause", [Column("cause"), Column("idle", "fraction")], rows),
+        PageTable(
             "Idle time by worker",
             [Column("worker"), Column("idle", "fraction")],
             list(enumerate(idle.per_worker)),
@@ -209,7 +214,7 @@ def _idle(p: Predicted) -> Section:
     ]
     if idle.by_stage:
         heads = [Column("stage"), Column("idle", "fraction")]
-        tables.insert(1, Table("Idle time by stage", heads, list(enumerate(idle.by_stage))))
+        tables.insert(1, PageTable("Idle time by stage", heads, list(enumerate(idle.by_stage))))
     named = {cause.replace("_", " "): share for cause, share in causes.items()}
     return Section(
         name="idle",
@@ -226,10 +231,10 @@ def _staleness(stale: Predicted) -> Section:
     if len(rows) > MOST_BARS:
         bars.append((f"{rows[MOST_BARS][0]}+", sum(share for _, share in rows[MOST_BARS:])))
     heads = [Column("staleness"), Column("share of updates", "fraction")]
-    tables = [Table("Staleness histogram", heads, rows)]
+    tables = [PageTable("Staleness histogram", heads, rows)]
     if stale.by_stage:
         stages = [Column("stage"), Column("staleness")]
-        tables.append(Table("Staleness by stage", stages, list(enumerate(stale.by_stage))))
+        tables.append(PageTable("Staleness by stage", stages, list(enumerate(stale.by_stage))))
     return Section(
         name="staleness",
         title="Gradient staleness",
@@ -256,7 +261,7 @@ def _utilisation(p: Predicted) -> Section:
         name="utilisation",
         title="Utilisation",
         text=["Busiest resources first."],
-        tables=[Table("Utilisation", [Column("resource"), Column("in use", "fraction")], rows)],
+        tables=[PageTable("Utilisation", [Column("resource"), Column("in use", "fraction")], rows)],
     )
 
 
@@ -301,5 +306,5 @@ def _memory(p: Predicted) -> Section:
         title="Memory",
         text=["What exists when memory is largest; the line is the interval of what is reserved."],
         figure=memory_panel(p),
-        tables=[Table("Memory by component", heads, rows)],
+        tables=[PageTable("Memory by component", heads, rows)],
     )

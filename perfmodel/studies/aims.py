@@ -17,7 +17,7 @@ from perfmodel.results.prediction import Prediction
 HOUR_S = 3600.0
 
 
-class Quantity(NamedTuple):
+class AimQuantity(NamedTuple):
     """A predicted quantity that an aim can constrain.
 
     ``of(prediction, alone)`` returns its value and the lower and upper bound of its interval;
@@ -71,21 +71,21 @@ def _fits(p: Prediction, _: float) -> tuple[float, float, float]:
     return (p.memory.fits,) * 3
 
 
-QUANTITIES: Mapping[str, Quantity] = {
-    "idle": Quantity("mean idle fraction of the workers", "idle fraction", "", _idle),
-    "scaling": Quantity(
+QUANTITIES: Mapping[str, AimQuantity] = {
+    "idle": AimQuantity("mean idle fraction of the workers", "idle fraction", "", _idle),
+    "scaling": AimQuantity(
         "throughput relative to linear scaling of one worker alone",
         "scaling efficiency",
         "",
         _scaling,
     ),
-    "throughput": Quantity(
+    "throughput": AimQuantity(
         "samples per second of all workers", "throughput", "samples_per_s", _rate
     ),
-    "step": Quantity("mean iteration time", "iteration time", "s", _step),
-    "time": Quantity("time of the whole training", "training time", "s", _time),
-    "staleness": Quantity("mean staleness", "staleness", "updates", _staleness),
-    "fits": Quantity(
+    "step": AimQuantity("mean iteration time", "iteration time", "s", _step),
+    "time": AimQuantity("time of the whole training", "training time", "s", _time),
+    "staleness": AimQuantity("mean staleness", "staleness", "updates", _staleness),
+    "fits": AimQuantity(
         "probability that a worker fits into its device", "probability of fitting", "", _fits
     ),
 }

@@ -29,11 +29,11 @@ from perfmodel.reporting.contents import (
     Axis,
     Column,
     Page,
+    PageTable,
     Panel,
-    Quantity,
     Section,
     Series,
-    Table,
+    UnitValue,
     columns,
     shown,
 )
@@ -303,9 +303,9 @@ def _sensitivity(result: Sensitivity) -> Section:
     unvaried: list[tuple[object, ...]] = []
     for effect in result.effects:
         a = effect.assumption
-        now = a.name, Quantity(a.value, a.unit)
+        now = a.name, UnitValue(a.value, a.unit)
         rows += [
-            (*now, Quantity(o.value, a.unit), o.throughput_samples_per_s, o.ratio, a.source)
+            (*now, UnitValue(o.value, a.unit), o.throughput_samples_per_s, o.ratio, a.source)
             for o in effect.alternatives
         ]
         if not effect.alternatives:
@@ -324,8 +324,8 @@ def _sensitivity(result: Sensitivity) -> Section:
         ],
         figure=result.figure().rows[0][0],
         tables=[
-            Table("Effect of each assumption", shown_columns, rows),
-            *([Table("Assumptions that were not varied", names, unvaried)] if unvaried else []),
+            PageTable("Effect of each assumption", shown_columns, rows),
+            *([PageTable("Assumptions that were not varied", names, unvaried)] if unvaried else []),
         ],
     )
 
@@ -347,7 +347,9 @@ def _scaling(points: Sequence[Scaled], workers: int) -> Section:
         series.append(Series(name, x, y, line, style, "o", lows, highs, band=INTERVAL))
     rate = "samples/s"
     heads = ("workers", f"simulated ({rate})", f"formulas ({rate})", "low", "high")
-    table = Table("Scaling", columns(*heads), [msgspec.structs.astuple(point) for point in points])
+    table = PageTable(
+        "Scaling", columns(*heads), [msgspec.structs.astuple(point) for point in points]
+    )
     return Section(
         name="scaling",
         title="Scaling",
@@ -380,5 +382,5 @@ def _advice(advice: Advice) -> Section:
         name="advice",
         title="What would make it faster",
         text=[*fits, text if rows else "None of the changes that were tried makes it faster."],
-        tables=[Table("Changes", columns(*heads), rows)] if rows else [],
+        tables=[PageTable("Changes", columns(*heads), rows)] if rows else [],
     )

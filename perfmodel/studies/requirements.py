@@ -58,7 +58,7 @@ NAMES: Mapping[str, str] = {
 Holds = Literal["from", "up to", "between", "always", "never"]
 
 
-class Range(msgspec.Struct, frozen=True):
+class AimRange(msgspec.Struct, frozen=True):
     """Values that meet an aim: *from* ``low`` up, *up to* ``high``, *between* both, *always*, or
     *never*; bounds that do not apply are None."""
 
@@ -86,7 +86,7 @@ class Range(msgspec.Struct, frozen=True):
         return f"{low} up" if self.high is None else f"{low} to {variable.shown(self.high)}"
 
 
-class Point(msgspec.Struct, frozen=True):
+class AimPoint(msgspec.Struct, frozen=True):
     """The aim's quantity at a value of the variable, and the ends of its interval (SI)."""
 
     value: float
@@ -122,12 +122,12 @@ class Requirement(Drawn, frozen=True, kw_only=True):
     quantity: str
     target: float
     met_now: bool
-    values: Range
-    surely: Range
-    possibly: Range
+    values: AimRange
+    surely: AimRange
+    possibly: AimRange
     formula: str | None
     text: str
-    points: tuple[Point, ...]
+    points: tuple[AimPoint, ...]
     prediction: Prediction
 
     def to_dict(self) -> Row:
@@ -150,7 +150,7 @@ class Requirement(Drawn, frozen=True, kw_only=True):
         axes = (over, axis(quantity.label, unit, log=not linear))
         return aim(points, axes, self.target * scale, self.now, ranges, self.text)
 
-    def _near(self) -> list[Point]:
+    def _near(self) -> list[AimPoint]:
         """The points around the job and the answer; all of them where there is no such value."""
         ends = (self.values.low, self.values.high, self.surely.low, self.surely.high)
         marked = [end for end in ends if end is not None]
@@ -295,13 +295,13 @@ class _Search:
         alone = p.batch_size / p.compute_s if varies else self.alone
         return QUANTITIES[self.aim.quantity].of(p, alone)
 
-    def curve(self, ranges: Sequence[Range]) -> tuple[Point, ...]:
+    def curve(self, ranges: Sequence[AimRange]) -> tuple[AimPoint, ...]:
         """The quantity at the ends of ranges, and at all values at which the job is possible."""
         ends = {end for of in ranges for end in (of.low, of.high) if end is not None}
         known = [(value, self.predicted(value)) for value in sorted({*self.values, *ends})]
-        return tuple(Point(value, *self.quantity(p)) for value, p in known if p is not None)
+        return tuple(AimPoint(value, *self.quantity(p)) for value, p in known if p is not None)
 
-    def range(self, end: int) -> Range:
+    def range(self, end: int) -> AimRange:
         """The widest range of values that meet the aim, by the prediction (0) or a bound of its
         interval (1, 2)."""
 
@@ -327,13 +327,13 @@ class _Search:
         groups = itertools.groupby(range(len(possible)), key=met.__getitem__)
         runs = [list(places) for holds, places in groups if holds]
         if not runs:
-            return Range("never", None, None)
+            return AimRange("never", None, None)
         run = max(runs, key=len)
         low = edges(run[0] - 1)[1] if run[0] else None
         high = edges(run[-1])[0] if run[-1] < len(possible) - 1 else None
         if low is None:
-            return Range("always" if high is None else "up to", None, high)
-        return Range("from" if high is None else "between", low, high)
+            return AimRange("always" if high is None else "up to", None, high)
+        return AimRange("from" if high is None else "between", low, high)
 
     def nearest(self) -> Prediction:
         """The prediction that comes closest to the aim."""
@@ -341,7 +341,7 @@ class _Search:
         sign = 1.0 if self.aim.below else -1.0
         return min(possible, key=lambda p: sign * self.quantity(p)[0])
 
-    def formula(self, bounds: Range) -> str | None:
+    def formula(self, bounds: AimRange) -> str | None:
         """The value in symbols; T is the step time that the aim requires."""
         aim, job, name = self.aim, self.job, self.variable.name
         rates = {"scaling": aim.value * self.alone, "throughput": aim.value / job.workers}
@@ -353,7 +353,7 @@ class _Search:
             return None
         return None if bounds.value is None else solved_for_step(job, name, bounds.value, step_s)
 
-    def text(self, bounds: Range, surely: Range, then: Prediction) -> str:
+    def text(self, bounds: AimRange, surely: AimRange, then: Prediction) -> str:
         """The answer as a sentence."""
         aim, variable = self.aim.text, self.variable
         if bounds.holds == "never":

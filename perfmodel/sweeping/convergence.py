@@ -277,7 +277,7 @@ def converge(
         trained.append(
             Trained(name=name, prediction=p, iteration_s=p.iteration_s, staleness_mean=stale)
         )
-        work.append(Work(how, job, gradients, p.throughput_samples_per_s, max_ops))
+        work.append(SeedTraining(how, job, gradients, p.throughput_samples_per_s, max_ops))
     curves = _curves(work, seeds, processes, progress)
     return _converged(how, seeds, target, trained, curves)
 
@@ -313,7 +313,7 @@ def retrace(
         step_s = h.workers * h.batch_size / h.samples_per_s if h.samples_per_s else math.inf
         mean = float(stale.mean()) if len(stale) else None
         trained.append(Trained(name=name, prediction=None, iteration_s=step_s, staleness_mean=mean))
-    work = [Work(how, schedule) for schedule in schedules.values()]
+    work = [SeedTraining(how, schedule) for schedule in schedules.values()]
     curves = _curves(work, seeds, processes, progress)
     return _converged(how, seeds, target, trained, curves)
 
@@ -342,7 +342,7 @@ def _converged(
     return Convergence(training=how, seeds=seeds, target=target, trained=complete)
 
 
-class Work(NamedTuple):
+class SeedTraining(NamedTuple):
     """Trainings in the order of a schedule, or of a job to record one from; one of them by its
     ``seed``.
 
@@ -358,7 +358,7 @@ class Work(NamedTuple):
 
 
 def _curves(
-    work: Sequence[Work], seeds: int, processes: int | None, progress: Progress | None
+    work: Sequence[SeedTraining], seeds: int, processes: int | None, progress: Progress | None
 ) -> list[tuple[Curve, ...]]:
     """Train all seeds, and return their curves for each job or schedule."""
     trainings = [one._replace(seed=seed) for one in work for seed in range(seeds)]
@@ -372,7 +372,7 @@ def _curves(
     return [tuple(curves[k + n] for n in range(seeds)) for k in range(0, len(trainings), seeds)]
 
 
-def _train(work: Work) -> Curve:
+def _train(work: SeedTraining) -> Curve:
     """Train the task in the order of a job or schedule."""
     schedule = work.source
     if isinstance(schedule, Job):

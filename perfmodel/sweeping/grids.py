@@ -115,7 +115,7 @@ ARGUMENTS = tuple(
 _NUMBER = re.compile(r"[-+]?\d{1,15}(\.\d{1,15})?")
 
 
-class Axis(msgspec.Struct, frozen=True):
+class GridAxis(msgspec.Struct, frozen=True):
     """The values of one argument; ``option`` is True for an option of the architecture."""
 
     name: str
@@ -143,7 +143,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     An option that an architecture does not support is None there; ``notes`` list these cases.
     """
 
-    axes: tuple[Axis, ...]
+    axes: tuple[GridAxis, ...]
     points: tuple[Row, ...]
     jobs: tuple[Job, ...]
     skipped: tuple[Skipped, ...]
@@ -214,7 +214,7 @@ class _Varied(NamedTuple):
         listed for all, so that it raises an error instead of being ignored.
     """
 
-    axes: tuple[Axis, ...]
+    axes: tuple[GridAxis, ...]
     fixed: Mapping[str, object]
     options: Mapping[str, object]
     supported: Mapping[object, Collection[str]]
@@ -251,7 +251,7 @@ class _Varied(NamedTuple):
 
 
 def _varied(arguments: Mapping[str, object]) -> _Varied:
-    axes: list[Axis] = []
+    axes: list[GridAxis] = []
     fixed = {name: value for name, value in arguments.items() if name not in ARGUMENTS}
     options: dict[str, object] = {}
     for name in (name for name in ARGUMENTS if name in arguments):
@@ -260,7 +260,7 @@ def _varied(arguments: Mapping[str, object]) -> _Varied:
         for key, value in values:
             several = _several(key, value)
             if several is not None:
-                axes.append(Axis(key, several, option))
+                axes.append(GridAxis(key, several, option))
             else:
                 (options if option else fixed)[key] = value
     archs = next((axis.values for axis in axes if axis.name == "arch"), ())

@@ -181,7 +181,7 @@ def layouts(
     ).evaluated()  # fmt: skip
 
 
-class Axes(TypedDict, total=False):
+class LayoutAxes(TypedDict, total=False):
     """The varied arguments of :func:`layouts`."""
 
     tensor: Sequence[int]
@@ -197,7 +197,7 @@ class Axes(TypedDict, total=False):
     global_batch_size: Sequence[int]
 
 
-def combinations(job: Job, **axes: Unpack[Axes]) -> Combinations:
+def combinations(job: Job, **axes: Unpack[LayoutAxes]) -> Combinations:
     """Return all combinations of these numbers, to be evaluated; see :func:`layouts`."""
     if job.replica is None:
         raise InputError("layouts: the job has single devices (give tensor or pipeline above 1)")

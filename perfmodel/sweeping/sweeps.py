@@ -21,7 +21,7 @@ from perfmodel.results.prediction import Prediction
 from perfmodel.sweeping import shards
 from perfmodel.sweeping.arguments import merged
 from perfmodel.sweeping.chunks import Progress
-from perfmodel.sweeping.grids import Axis, GridArguments, Skipped, grid, impossible
+from perfmodel.sweeping.grids import GridArguments, GridAxis, Skipped, grid, impossible
 from perfmodel.sweeping.labels import Row, label
 from perfmodel.sweeping.processes import InLine
 from perfmodel.sweeping.tables import (
@@ -51,7 +51,7 @@ class Sweep(Paged, Tabular, frozen=True, kw_only=True):
     throughput.
     """
 
-    axes: tuple[Axis, ...]
+    axes: tuple[GridAxis, ...]
     points: tuple[Row, ...]
     predictions: tuple[Prediction, ...]
     skipped: tuple[Skipped, ...]

@@ -9,6 +9,7 @@ import perfmodel as pm
 from perfmodel import pipelines
 from perfmodel.cli import cli
 from perfmodel.reporting.contents import Bars, fitting
+from perfmodel.results import timeline_figure
 from tests.predicting.test_replicas import equal, job, work
 
 MARKS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
@@ -56,7 +57,7 @@ def test_the_timeline_is_the_picture_of_the_schedule(name, chunks):
     stages, passes = 2, 4
     made = job(equal(stages * chunks * 2, passes), stages, 2, schedule=name, virtual_stages=chunks)
     timeline = pm.predict(made).timeline()
-    panel = timeline.panel()
+    panel = timeline_figure.panel(timeline)
     order = [f"stage {stage}, worker {worker}" for worker in (0, 1) for stage in range(stages)]
     assert list(panel.y.names[: len(order)]) == order
     drawn = {row: [] for row in range(len(order))}

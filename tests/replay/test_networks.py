@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from perfmodel.base.arrays import Floats, Ids
-from perfmodel.replay.networks import Network, cross_entropy
+from perfmodel.replay.networks import DenseNetwork, cross_entropy
 
 FEATURES, CLASSES, SAMPLES = 5, 3, 7
 
 
 NETWORKS = {
-    "softmax": Network(FEATURES, CLASSES),
-    "two layers": Network(FEATURES, 6, CLASSES),
-    "three layers": Network(FEATURES, 6, 4, CLASSES),
+    "softmax": DenseNetwork(FEATURES, CLASSES),
+    "two layers": DenseNetwork(FEATURES, 6, CLASSES),
+    "three layers": DenseNetwork(FEATURES, 6, 4, CLASSES),
 }
 
 
@@ -23,7 +23,7 @@ def batch() -> tuple[Floats, Ids]:
     return rng.standard_normal((SAMPLES, FEATURES)), rng.integers(CLASSES, size=SAMPLES)
 
 
-def worst_difference(network: Network, wrong: float = 0.0) -> float:
+def worst_difference(network: DenseNetwork, wrong: float = 0.0) -> float:
     """Largest difference between a gradient, with an error ``wrong``, and central differences."""
     inputs, targets = batch()
     rng = np.random.default_rng(2)

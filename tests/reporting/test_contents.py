@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from perfmodel.reporting.contents import Cell, Quantity, raw, shown
+from perfmodel.reporting.contents import Cell, UnitValue, raw, shown
 from perfmodel.reporting.rows import table
 
 
@@ -16,8 +16,8 @@ from perfmodel.reporting.rows import table
         (0.0023541, "s", "2.354 ms"),
         (1.25e9, "bytes_per_s", "10 Gbps"),
         (0.5, "fraction", "50 %"),
-        (Quantity(25e-6, "s"), "", "25 us"),
-        (Quantity("bsp"), "", "bsp"),
+        (UnitValue(25e-6, "s"), "", "25 us"),
+        (UnitValue("bsp"), "", "bsp"),
         (1.0, "ratio", "0 %"),
         (0.93, "ratio", "-7 %"),
         (10.19, "ratio", "x 10.2"),
@@ -33,7 +33,7 @@ def test_cells_are_shown_with_their_unit(cell: Cell, unit: str, text: str) -> No
 
 def test_exact_values_can_be_parsed() -> None:
     value = 0.1 + 0.2
-    assert float(raw(Quantity(value, "s"))) == value
+    assert float(raw(UnitValue(value, "s"))) == value
     assert float(raw(value)) == value
 
 

@@ -9,7 +9,7 @@ import click
 
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.cli import types
-from perfmodel.cli.groups import Group
+from perfmodel.cli.groups import CommandGroup
 from perfmodel.cli.options import (
     File,
     Outputs,
@@ -33,7 +33,7 @@ CLUSTER = option("--cluster", types.CLUSTER, "Cluster of the runs.  [default: et
 OUTPUT = option("--output", types.OUTPUT, "Write the fitted cluster.")
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def calibrate() -> None:
     """Fit a cluster or a workload to measurements."""
 

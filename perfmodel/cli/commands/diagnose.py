@@ -74,7 +74,7 @@ def diagnose(
     from perfmodel.studies.observables import Measured
 
     out.check()
-    given = [_File.read(path) for path in files]
+    given = [_InputFile.read(path) for path in files]
     jobs = [one.path for one in given if one.kind in READERS]
     if jobs:
         flags = flags._replace(typed={**flags.typed, "job": (*jobs, *filter(None, flags.jobs))})
@@ -124,7 +124,7 @@ def _said(values: Mapping[str, float]) -> list[str]:
     return [f"read: {'; '.join(said)}"] if said else []
 
 
-class _File(NamedTuple):
+class _InputFile(NamedTuple):
     """A file: its path, the name of its format ("" if it is not known), and its text."""
 
     path: str
@@ -132,7 +132,7 @@ class _File(NamedTuple):
     text: str
 
     @classmethod
-    def read(cls, path: str) -> _File:
+    def read(cls, path: str) -> _InputFile:
         """Read a file."""
         from perfmodel.base import formats
         from perfmodel.base.files import read_bytes
@@ -150,7 +150,7 @@ READS = (
 """What the command reads, for messages."""
 
 
-def _read(given: Sequence[_File], job: Job) -> dict[str, list[float]]:
+def _read(given: Sequence[_InputFile], job: Job) -> dict[str, list[float]]:
     """What files of other programs say: the rate between nodes, how devices are connected, and how
     long a step and its parts took."""
     from perfmodel.base import formats

@@ -10,7 +10,7 @@ import click
 
 from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.cli import types
-from perfmodel.cli.groups import Group
+from perfmodel.cli.groups import CommandGroup
 from perfmodel.cli.options import (
     Arguments,
     Outputs,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from perfmodel.results.prediction import Prediction
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def measure() -> None:
     """Measure a network, or a real training run."""
 

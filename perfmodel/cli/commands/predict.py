@@ -199,7 +199,7 @@ ARGUMENTS = "perfmodel.arguments"
 """Key of the arguments as they were typed, in the context of the command."""
 
 
-class Recorded(OfJobs):
+class ReportCommand(OfJobs):
     """A command that keeps its arguments as they were typed."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
@@ -208,7 +208,7 @@ class Recorded(OfJobs):
         return super().parse_args(context, args)
 
 
-@click.command(cls=Recorded)
+@click.command(cls=ReportCommand)
 @job_options()
 @model_options("fine")
 @run_options

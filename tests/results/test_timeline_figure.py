@@ -8,7 +8,7 @@ import pytest
 
 from perfmodel import Server, predict
 from perfmodel.reporting.contents import Bars
-from perfmodel.results import timeline as timelines
+from perfmodel.results import timeline_figure
 from perfmodel.results.timeline import Operation, Resource, Timeline
 from tests.jobs import cluster, job, workload
 
@@ -40,7 +40,7 @@ def blocks(found: Timeline) -> list[tuple[float, float, float, float, str]]:
     """Start, end, top and bottom, and text of each block of the figure, by start."""
     return sorted(
         (*side, text)
-        for mark in found.panel().marks
+        for mark in timeline_figure.panel(found).marks
         if isinstance(mark, Bars)
         for side, text in zip(mark.sides, mark.tips, strict=True)
     )
@@ -48,7 +48,7 @@ def blocks(found: Timeline) -> list[tuple[float, float, float, float, str]]:
 
 def test_workers_servers_and_links_have_a_row_each() -> None:
     found = timeline()
-    names = [each.name for each in found.rows()]
+    names = [each.name for each in timeline_figure.rows_of(found)]
     assert names[:3] == ["device of worker 0", "device of worker 1", "update threads of server 0"]
     assert sorted(names[3:]) == [
         "link into node 0",
@@ -58,14 +58,16 @@ def test_workers_servers_and_links_have_a_row_each() -> None:
         "link out of node 1",
         "link out of node 2 (server 0)",
     ]
-    rows = found.panel().y.names
+    rows = timeline_figure.panel(found).y.names
     assert rows[0] == "worker 0"
     assert rows[2] == "updates of server 0"
     assert {"into node 2 (server 0)", "out of node 2 (server 0)"} == set(rows[-2:])
 
 
 def test_a_transfer_is_on_both_links_and_computation_on_the_device() -> None:
-    found = {each.name: blocks for each, blocks in timeline(workers=1).rows().items()}
+    found = {
+        each.name: blocks for each, blocks in timeline_figure.rows_of(timeline(workers=1)).items()
+    }
     device = {(b.kind, round(b.end_s - b.start_s, 9)) for b in found["device of worker 0"]}
     assert device == {("forward", 1.0), ("backward", 2.0)}
     out, into = found["link out of node 0"], found["link into node 1 (server 0)"]
@@ -75,9 +77,12 @@ def test_a_transfer_is_on_both_links_and_computation_on_the_device() -> None:
 
 def test_busy_time_counts_overlapping_operations_once() -> None:
     both = of(operation(0.0, 2.0), operation(1.0, 3.0), operation(5.0, 6.0))
-    assert both.busy_s() == [("link out of node 0", "push", 4.0, 3)]
+    assert timeline_figure.busy_s(both) == [("link out of node 0", "push", 4.0, 3)]
     two = of(operation(0.0, 1.0, "forward"), operation(1.0, 3.0, "backward"))
-    assert [row[1:3] for row in two.busy_s()] == [("forward", 1.0), ("backward", 2.0)]
+    assert [row[1:3] for row in timeline_figure.busy_s(two)] == [
+        ("forward", 1.0),
+        ("backward", 2.0),
+    ]
 
 
 def test_concurrent_operations_are_below_each_other() -> None:
@@ -86,11 +91,11 @@ def test_concurrent_operations_are_below_each_other() -> None:
     tops = [top for _, _, top, *_ in drawn]
     assert tops[0] == tops[2] < tops[1]
     assert all(top >= -0.5 and bottom <= 0.5 for _, _, top, bottom, _ in drawn)
-    assert found.panel().x.high == 4.0
+    assert timeline_figure.panel(found).x.high == 4.0
 
 
 def test_too_many_concurrent_operations_are_merged() -> None:
-    count = timelines.MOST_LANES + 1
+    count = timeline_figure.MOST_LANES + 1
     ((start, end, *_, text),) = blocks(
         of(*(operation(0.1 * k, 5.0, name=f"op {k}") for k in range(count)))
     )
@@ -101,8 +106,8 @@ def test_too_many_concurrent_operations_are_merged() -> None:
 def test_too_many_blocks_are_merged_without_losing_any(monkeypatch: pytest.MonkeyPatch) -> None:
     found = of(*(operation(float(k), k + 0.5) for k in range(100)))
     assert len(blocks(found)) == 100
-    monkeypatch.setattr(timelines, "MOST_BLOCKS", 10)
-    monkeypatch.setattr(timelines, "FINEST", 100)
+    monkeypatch.setattr(timeline_figure, "MOST_BLOCKS", 10)
+    monkeypatch.setattr(timeline_figure, "FINEST", 100)
     drawn = blocks(found)
     assert len(drawn) <= 10
     counts = [int(text.split(" and ")[1].split()[0]) + 1 for *_, text in drawn]
@@ -112,11 +117,11 @@ def test_too_many_blocks_are_merged_without_losing_any(monkeypatch: pytest.Monke
 
 def test_a_figure_with_few_rows_has_workers_of_the_first_nodes_and_the_busiest_servers() -> None:
     found = timeline(workers=8)
-    panel = found.panel(9)
+    panel = timeline_figure.panel(found, 9)
     assert panel.title == "9 of 27 resources"
     assert panel.y.names[:3] == ["worker 0", "worker 1", "updates of server 0"]
     assert {"into node 8 (server 0)", "out of node 8 (server 0)"} <= set(panel.y.names)
 
 
 def test_an_empty_timeline_has_no_blocks() -> None:
-    assert of().panel().marks == []
+    assert timeline_figure.panel(of()).marks == []
