@@ -115,7 +115,7 @@ def of_space(model: str, devices: int, axes: dict[str, Any]) -> tuple[int, int, 
     possible = Fitting.of(choices, SURE)
     found = best_of(choices, possible)
     list(Fitting(found, SURE, needs=possible.needs).chosen())
-    return len(possible.found), len(found), time.process_time() - begin
+    return len(possible.layouts), len(found), time.process_time() - begin
 
 
 def main() -> None:

@@ -128,10 +128,10 @@ def _tables(path: Path, known: Sequence[str], names: Sequence[str]) -> dict[str,
     return {"all": tables.get("all", {}), ".".join(names): table}
 
 
-def _unknown(place: str, what: str, name: str, known: Iterable[str]) -> InputError:
+def _unknown(place: str, kind: str, name: str, known: Iterable[str]) -> InputError:
     hint = nearest(name, known)
     suggestion = f"; did you mean {hint!r}?" if hint else ""
-    return InputError(f"{place}: unknown {what}{suggestion} (allowed: {', '.join(known)})")
+    return InputError(f"{place}: unknown {kind}{suggestion} (allowed: {', '.join(known)})")
 
 
 def _keys(command: click.Command) -> Iterator[tuple[str, click.Parameter]]:

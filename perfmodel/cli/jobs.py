@@ -182,15 +182,15 @@ class JobFlags(NamedTuple):
         ------
         InputError : a file that cannot be read; flags that contradict each other.
         """
-        paths = [one for one in ((path,) if path else self.jobs) if one is not None]
+        paths = [file for file in ((path,) if path else self.jobs) if file is not None]
         flags = self._arguments(self.typed)
         given = flags.get("devices", flags.get("workers"))
-        one = given if given is None or isinstance(given, int) else 0
+        count = given if given is None or isinstance(given, int) else 0
         job: Arguments = {}
         if paths:
             from perfmodel.inputs.job_files import read_jobs
 
-            job = read_jobs(paths, one)
+            job = read_jobs(paths, count)
         typed = _over(job, flags)
         if not self.configured:
             return typed

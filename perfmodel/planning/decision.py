@@ -154,8 +154,8 @@ def plan(
         raise unknown_name("fidelity", fidelity, ("auto", "coarse"))
     executor = executor or InLine()
     profile = profile_of(model, workload)
-    division, own = _division(varied), cluster is not None or device is not None
-    if own and objective in ("cost", "samples-per-usd"):
+    division, owned = _division(varied), cluster is not None or device is not None
+    if owned and objective in ("cost", "samples-per-usd"):
         raise InputError(
             f"objective: {objective} needs prices, which a cluster of one's own does not have "
             "(allowed: time, throughput)"
@@ -168,7 +168,7 @@ def plan(
     whole_number("top", top, at_most=MOST_CONSIDERED)
     rows: list[Instance] = []
     out: list[str] = []
-    if own:
+    if owned:
         machines = [own_machine(device, cluster, profile)]
     else:
         rows, out = instances.choose(
@@ -305,8 +305,8 @@ def _answer(search: Search, profile: Profile, top: int, out: Sequence[str]) -> P
     pairs = zip(order, _chances(search, order), strict=True)
     finalists = [search.candidate(i, chance) for i, chance in pairs]
     first = finalists[0]
-    other = next((place for place, c in enumerate(finalists) if c.kind != first.kind), None)
-    runner_up = finalists[other] if other is not None else None
+    rival = next((place for place, c in enumerate(finalists) if c.kind != first.kind), None)
+    runner_up = finalists[rival] if rival is not None else None
     ranked, front = _folded(finalists)[:top], _front(search)
     shown: list[Candidate | Trade] = [
         *ranked,
@@ -329,7 +329,7 @@ def _answer(search: Search, profile: Profile, top: int, out: Sequence[str]) -> P
         probability=first.probability_best,
         probability_kind=sum(c.probability_best for c in finalists if c.kind == first.kind),
         probability_over_runner_up=(
-            1.0 if other is None else _chances(search, [order[0], order[other]])[0]
+            1.0 if rival is None else _chances(search, [order[0], order[rival]])[0]
         ),
         change=_change(search, profile, order[0]),
         prices=tuple(_prices(search, shown)),
@@ -343,11 +343,11 @@ def _answer(search: Search, profile: Profile, top: int, out: Sequence[str]) -> P
 
 def _folded(finalists: Sequence[Candidate]) -> list[Candidate]:
     """Return the candidates, of layouts only the best of each kind."""
-    kinds = [one.kind for one in finalists]
+    kinds = [candidate.kind for candidate in finalists]
     return [
-        one
-        for place, one in enumerate(finalists)
-        if one.layout is None or one.kind not in kinds[:place]
+        candidate
+        for place, candidate in enumerate(finalists)
+        if candidate.layout is None or candidate.kind not in kinds[:place]
     ]
 
 
@@ -362,8 +362,8 @@ def _chances(search: Search, places: Sequence[int]) -> Sequence[float]:
 
 def _notes(search: Search, first: Candidate) -> Iterator[str]:
     """Remarks on a plan."""
-    paid = [one for one in _prices(search, [first]) if one.price_usd_per_h]
-    if undated := [one.instance for one in paid if not one.date]:
+    paid = [price for price in _prices(search, [first]) if price.price_usd_per_h]
+    if undated := [price.instance for price in paid if not price.date]:
         yield f"price without a date: {', '.join(undated)} (compare it with today's)"
     if search.too_large:
         yield (
@@ -407,13 +407,13 @@ def _front(search: Search) -> tuple[Trade, ...]:
     return tuple(trades)
 
 
-def _why(goal: Goal, first: Candidate, other: Candidate | None) -> str:
+def _why(goal: Goal, first: Candidate, runner_up: Candidate | None) -> str:
     """Explain in a sentence why the first candidate wins."""
-    if other is None:
+    if runner_up is None:
         return "no candidate of another instance type or architecture meets the limits"
     worth = [
         goal.worth(c.time_s, c.cost_usd / c.time_s * HOUR_S, c.throughput_samples_per_s)
-        for c in (first, other)
+        for c in (first, runner_up)
     ]
     ratio = worth[0] / worth[1]
     less = {
@@ -422,16 +422,16 @@ def _why(goal: Goal, first: Candidate, other: Candidate | None) -> str:
         "throughput": f"has {1.0 / ratio:.1%} of the throughput",
         "samples-per-usd": f"processes {1.0 / ratio:.1%} as many samples per USD",
     }[goal.objective]
-    rate = other.throughput_samples_per_s / first.throughput_samples_per_s
+    rate = runner_up.throughput_samples_per_s / first.throughput_samples_per_s
     at = ""
-    if first.price_usd_per_h and other.price_usd_per_h != first.price_usd_per_h:
-        price = other.price_usd_per_h / first.price_usd_per_h
+    if first.price_usd_per_h and runner_up.price_usd_per_h != first.price_usd_per_h:
+        price = runner_up.price_usd_per_h / first.price_usd_per_h
         at = f" at {price:.3g} times the price per hour"
     elif first.layout is None:
         at = " at 1 times the price per hour"
     return (
-        f"the runner-up, {other.label}, {less}: {rate:.3g} times the throughput{at}; its "
-        f"bottleneck: {other.bottleneck}"
+        f"the runner-up, {runner_up.label}, {less}: {rate:.3g} times the throughput{at}; its "
+        f"bottleneck: {runner_up.bottleneck}"
     )
 
 
@@ -473,10 +473,10 @@ def _precisions(profile: Profile, job: Job) -> Iterator[Lever]:
     has = {timing.precision for timing in profile.timings if timing.device == w.device}
     now = api.predict(job, fidelity="coarse").throughput_samples_per_s
     for precision in sorted(has - {w.precision}):
-        other = catalogue.workload(
+        workload = catalogue.workload(
             profile, device_name=w.device, precision=precision, batch_size=w.batch_size
         )
-        changed = msgspec.structs.replace(job, workload=other)
+        changed = msgspec.structs.replace(job, workload=workload)
         then = api.predict(changed, fidelity="coarse").throughput_samples_per_s
         yield Lever(f"precision {precision}", then / now)
 

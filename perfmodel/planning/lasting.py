@@ -33,10 +33,10 @@ class Lasting:
         if failures is not None:
             self.of = among.of
             self.node_usd_per_h: Floats = among.nodes * np.array(
-                [one.price_usd_per_h for one in among.series])[among.of]  # fmt: skip
+                [series.price_usd_per_h for series in among.series])[among.of]  # fmt: skip
             if failures.elastic:
-                self.refused = [elastic.refusal(one.job, failures) for one in among.series]
-            sizes = np.array([long_runs.checkpoint_bytes(one.job) for one in among.series])
+                self.refused = [elastic.refusal(series.job, failures) for series in among.series]
+            sizes = np.array([long_runs.checkpoint_bytes(series.job) for series in among.series])
             self.machines = Machines(
                 among.devices.astype(float), among.nodes.astype(float), sizes[among.of]
             )

@@ -109,8 +109,8 @@ class LayoutComparison(Paged, Tabular, frozen=True, kw_only=True):
         """One row per layout, in SI units."""
         most = self.best.throughput_samples_per_s
         return [
-            {**fields(one), "of_best_fraction": one.throughput_samples_per_s / most}
-            for one in self.layouts
+            {**fields(layout), "of_best_fraction": layout.throughput_samples_per_s / most}
+            for layout in self.layouts
         ]
 
     def to_dict(self) -> Row:
@@ -198,23 +198,23 @@ def compare_layouts(
     lists: dict[str, Any] = {name: listed_values(given.pop(name, None)) for name in names}
     division = Division(**lists, common=given)
     count = whole_number("devices", devices[0]) if devices else all_devices(machine)
-    found = combinations_on(machine, profile, division, count).evaluated()
-    kept = _fastest(found, Fitting(found, confidence), most)
-    memory_bytes = catalogue.device(found.job.workload.device).memory_bytes
-    listed = [_compared(found, k, confidence) for k in counted(kept, progress)]
-    listed.sort(key=lambda one: (not one.fits, -one.throughput_samples_per_s))
+    layouts = combinations_on(machine, profile, division, count).evaluated()
+    kept = _fastest(layouts, Fitting(layouts, confidence), most)
+    memory_bytes = catalogue.device(layouts.job.workload.device).memory_bytes
+    listed = [_compared(layouts, k, confidence) for k in counted(kept, progress)]
+    listed.sort(key=lambda layout: (not layout.fits, -layout.throughput_samples_per_s))
     for k in on_front(_points(listed)):
         listed[k] = msgspec.structs.replace(listed[k], pareto=True)
-    sizes = sorted(set(found.global_batch_size.tolist()))
+    sizes = sorted(set(layouts.global_batch_size.tolist()))
     batch = " or ".join(map(str, sizes)) if len(sizes) <= 3 else f"{sizes[0]} to {sizes[-1]}"
     return LayoutComparison(
-        title=f"{profile.name} on {found.job.devices} x {found.job.workload.device}, "
+        title=f"{profile.name} on {layouts.job.devices} x {layouts.job.workload.device}, "
         f"{batch} samples per update",
         device_bytes=memory_bytes,
         confidence=confidence,
-        evaluated=len(found),
+        evaluated=len(layouts),
         layouts=tuple(listed),
-        skipped=found.skipped,
+        skipped=layouts.skipped,
     )
 
 
@@ -226,15 +226,17 @@ def _points(layouts: Sequence[ComparedLayout]) -> list[LayoutPoint]:
     ]
 
 
-def _fastest(found: Layouts, fitting: Fitting, most: int) -> list[int]:
+def _fastest(layouts: Layouts, fitting: Fitting, most: int) -> list[int]:
     """Return the numbers of the layouts that are the fastest that fit of their division,
     architecture and recomputation, and of the fastest that do not fit; all if they are few."""
-    if len(found) <= most:
-        return list(range(len(found)))
+    if len(layouts) <= most:
+        return list(range(len(layouts)))
     names = ("tensor", "context", "expert", "pipeline", "virtual_stages", "global_batch_size")
-    columns = [getattr(found, name).tolist() for name in names]
-    kinds = [arch if many > 1 else "" for arch, many in zip(found.arch, found.workers, strict=True)]
-    keys = zip(*columns, found.schedule, kinds, found.recompute, strict=True)
+    columns = [getattr(layouts, name).tolist() for name in names]
+    kinds = [
+        arch if many > 1 else "" for arch, many in zip(layouts.arch, layouts.workers, strict=True)
+    ]
+    keys = zip(*columns, layouts.schedule, kinds, layouts.recompute, strict=True)
     inside: dict[tuple[object, ...], int] = {}
     outside: dict[tuple[object, ...], int] = {}
     for row, key in enumerate(keys):
@@ -247,24 +249,24 @@ def _fastest(found: Layouts, fitting: Fitting, most: int) -> list[int]:
     return [*inside.values(), *outside.values()]
 
 
-def _compared(found: Layouts, k: int, confidence: float) -> ComparedLayout:
+def _compared(layouts: Layouts, k: int, confidence: float) -> ComparedLayout:
     """Return a layout with what formulas predict for it."""
-    job = found.made(k)
+    job = layouts.made(k)
     memory = memory_on(catalogue.device(job.workload.device), job)
     phases = coarse.phases(job)
     step_s = float(phases.iteration_s)
     shares: dict[str, float] = defaultdict(float)
     for part in phases.parts.values():
         shares[part.cause] += float(part.seconds)
-    numbers: dict[str, Any] = {name: int(getattr(found, name)[k]) for name in
+    numbers: dict[str, Any] = {name: int(getattr(layouts, name)[k]) for name in
                ("workers", "tensor", "context", "expert", "pipeline", "virtual_stages",
                 "micro_batches", "micro_batch_size")}  # fmt: skip
     return ComparedLayout(
         **numbers,
-        arch=found.arch[k] or job.architecture.name,
-        schedule=found.schedule[k] if numbers["pipeline"] > 1 else None,
-        recompute=found.recompute[k],
-        throughput_samples_per_s=int(found.global_batch_size[k]) / step_s,
+        arch=layouts.arch[k] or job.architecture.name,
+        schedule=layouts.schedule[k] if numbers["pipeline"] > 1 else None,
+        recompute=layouts.recompute[k],
+        throughput_samples_per_s=int(layouts.global_batch_size[k]) / step_s,
         iteration_s=step_s,
         needed_bytes=memory.needed_bytes(confidence),
         fits_probability=memory.fits,

@@ -70,36 +70,36 @@ class Needs:
         self.device_bytes = device.memory_bytes or math.inf
         self.least_allocated = least_allocated
         self.most_allocated = _most_allocated(device, confidence, job)
-        self.of_whole: dict[int, float] = {}
+        self.of_fullest: dict[int, float] = {}
         self.of_first: dict[int, float] = {}
 
-    def whole(self, found: Layouts, row: int) -> float:
+    def fullest(self, layouts: Layouts, row: int) -> float:
         """Return what the fullest device of a layout needs; of an impossible one, infinity."""
-        return self._needed(self.of_whole, memory_on, found, row)
+        return self._needed(self.of_fullest, memory_on, layouts, row)
 
-    def first(self, found: Layouts, row: int) -> float:
+    def first(self, layouts: Layouts, row: int) -> float:
         """Return what a device of the first stage of a layout needs."""
-        return self._needed(self.of_first, first_memory_on, found, row)
+        return self._needed(self.of_first, first_memory_on, layouts, row)
 
-    def exceeded(self, found: Layouts, row: int) -> bool:
+    def exceeded(self, layouts: Layouts, row: int) -> bool:
         """Return whether the first stage of a layout does not fit, as far as the least that it
         allocates says, and else for certain."""
-        least, number = self.least_allocated, found.number[row]
+        least, number = self.least_allocated, layouts.number[row]
         if least is not None and least[number] > self.most_allocated:
             return True
-        return self.first(found, row) > self.device_bytes
+        return self.first(layouts, row) > self.device_bytes
 
     def _needed(
         self,
         known: dict[int, float],
         memory_of: Callable[[Device, Job], Memory],
-        found: Layouts,
+        layouts: Layouts,
         row: int,
     ) -> float:
-        key = int(found.number[row])
+        key = int(layouts.number[row])
         if key not in known:
             try:
-                memory = memory_of(self.device, found.made(row))
+                memory = memory_of(self.device, layouts.made(row))
             except InputError:
                 known[key] = math.inf
             else:
@@ -131,32 +131,32 @@ class Fitting:
 
     def __init__(
         self,
-        found: Layouts,
+        layouts: Layouts,
         confidence: float,
         noise: BatchNoise | None = None,
         needs: Needs | None = None,
     ) -> None:
-        self.found, self.confidence, self.noise = found, confidence, noise
-        self.rates: Floats = found.samples_per_s
+        self.layouts, self.confidence, self.noise = layouts, confidence, noise
+        self.rates: Floats = layouts.samples_per_s
         if noise is not None:  # of samples as much worth as those of reference
-            self.rates = self.rates * noise.efficiency(found.global_batch_size.astype(float))
-        device = catalogue.device(found.job.workload.device)
-        self.needs = needs or Needs(device, confidence, found.shapes[0])
+            self.rates = self.rates * noise.efficiency(layouts.global_batch_size.astype(float))
+        device = catalogue.device(layouts.job.workload.device)
+        self.needs = needs or Needs(device, confidence, layouts.shapes[0])
         self.device_bytes = self.needs.device_bytes
-        self.each = EACH if found.job.devices <= FEW else 1
+        self.each = EACH if layouts.job.devices <= FEW else 1
         self.outside: list[int] = []
-        columns = [getattr(found, name) for name in OF_KIND]
-        self.kinds = _numbered(*columns, found.global_batch_size)
-        names = {name: found.shapes.columns[name] for name in ("arch", "schedule", "recompute")}
-        codes = [_coded(names[name])[found.shape] for name in ("arch", "schedule")]
-        self.alike = _numbered(*columns, *codes)
-        self.kept = _ranks(names["arch"], ARCHITECTURES)[found.shape]
-        self.rest = _ranks(names["recompute"], RECOMPUTE)[found.shape]
-        needed = self.rest, found.micro_batch_size, found.global_batch_size
-        self.order = np.lexsort((*needed[::-1], self.alike))
-        self.begins = np.searchsorted(self.alike[self.order], np.arange(self.alike.max() + 2))
+        columns = [getattr(layouts, name) for name in OF_KIND]
+        self.kinds = _numbered(*columns, layouts.global_batch_size)
+        names = {name: layouts.shapes.columns[name] for name in ("arch", "schedule", "recompute")}
+        codes = [_coded(names[name])[layouts.shape] for name in ("arch", "schedule")]
+        self.siblings = _numbered(*columns, *codes)
+        self.kept = _ranks(names["arch"], ARCHITECTURES)[layouts.shape]
+        self.rest = _ranks(names["recompute"], RECOMPUTE)[layouts.shape]
+        needed = self.rest, layouts.micro_batch_size, layouts.global_batch_size
+        self.order = np.lexsort((*needed[::-1], self.siblings))
+        self.begins = np.searchsorted(self.siblings[self.order], np.arange(self.siblings.max() + 2))
         self.keeps = np.stack(needed)
-        self.closed, self.opened = np.zeros((2, len(found)), bool)
+        self.closed, self.opened = np.zeros((2, len(layouts)), bool)
 
     @classmethod
     def of(
@@ -168,14 +168,14 @@ class Fitting:
         ------
         InputError : none is possible.
         """
-        found = choices.bounded()
-        device = catalogue.device(found.job.workload.device)
-        needs = Needs(device, confidence, found.shapes[0], choices.least_allocated())
-        return cls(found, confidence, noise, needs)
+        layouts = choices.bounded()
+        device = catalogue.device(layouts.job.workload.device)
+        needs = Needs(device, confidence, layouts.shapes[0], choices.least_allocated())
+        return cls(layouts, confidence, noise, needs)
 
     def needed(self, row: int) -> float:
         """Return the memory that a layout needs with the confidence (bytes)."""
-        return self.needs.whole(self.found, row)
+        return self.needs.fullest(self.layouts, row)
 
     def _close(self, row: int) -> None:
         """Leave out a layout that does not fit, and all that keep more."""
@@ -185,7 +185,7 @@ class Fitting:
 
     def _like(self, row: int) -> Ids:
         """Return the layouts of which one that keeps more needs more, the least first."""
-        begin, end = self.begins[self.alike[row] : self.alike[row] + 2]
+        begin, end = self.begins[self.siblings[row] : self.siblings[row] + 2]
         return self.order[begin:end]
 
     def may_fit(self, row: int) -> bool:
@@ -194,15 +194,15 @@ class Fitting:
         if self.closed[row] or self.opened[row]:
             return not self.closed[row]
         members = self._like(row)
-        if not self.needs.exceeded(self.found, row):
+        if not self.needs.exceeded(self.layouts, row):
             less = (self.keeps[:, members] <= self.keeps[:, [row]]).all(axis=0)
             self.opened[members[less]] = True
             return True
         same = (self.keeps[:2, members] == self.keeps[:2, [row]]).all(axis=0)
-        for one in (int(members[0]), int(members[same.argmax()]), row):
-            if self.needs.exceeded(self.found, one):  # the one that keeps least closes most
-                self.outside.append(one)
-                self._close(one)
+        for member in (int(members[0]), int(members[same.argmax()]), row):
+            if self.needs.exceeded(self.layouts, member):  # the one that keeps least closes most
+                self.outside.append(member)
+                self._close(member)
                 break
         return False
 
@@ -219,10 +219,10 @@ class Fitting:
         """Yield the fastest layout that fits of each kind, and the memory it needs."""
         kinds: dict[int, set[int]] = {}
         rates, best = self.rates.tolist(), 0.0
-        alike: dict[int, list[int]] = {}
+        of_kind: dict[int, list[int]] = {}
         of_row = self.kinds.tolist()
         for row, kind in enumerate(of_row):
-            alike.setdefault(kind, []).append(row)
+            of_kind.setdefault(kind, []).append(row)
         for row in np.argsort(-self.rates, kind="stable").tolist():
             kind = of_row[row]
             if rates[row] < WORST * best:
@@ -234,7 +234,7 @@ class Fitting:
             if not self.fits(row):
                 continue
             best = max(best, rates[row])
-            near = [k for k in alike[kind] if rates[row] / (1.0 + NEAR) <= rates[k] <= rates[row]]
+            near = [k for k in of_kind[kind] if rates[row] / (1.0 + NEAR) <= rates[k] <= rates[row]]
             near.sort(key=self._effort)
             simplest = next(k for k in near if k == row or self.fits(k))
             if simplest not in taken:
@@ -249,9 +249,9 @@ class Fitting:
     def shortage(self) -> str:
         """Why none fits."""
         for row in self.outside:
-            self.needs.first(self.found, row)
-        whole = self.needs.of_whole
-        firsts = [max(size, whole.get(k, 0.0)) for k, size in self.needs.of_first.items()]
+            self.needs.first(self.layouts, row)
+        needed = self.needs.of_fullest
+        firsts = [max(size, needed.get(k, 0.0)) for k, size in self.needs.of_first.items()]
         times = min(firsts, default=math.inf) / self.device_bytes
         return f"no layout fits: a device needs at least {times:.3g} times its memory"
 
@@ -302,23 +302,23 @@ def best_of(choices: Combinations, possible: Fitting) -> Layouts:
         if len(rows) == enough:
             enough *= 2
             lowest = _lowest(_evaluated(choices, possible, rows), possible)
-    found = _evaluated(choices, possible, rows) if rows else None
-    if found is None or not _lowest(found, possible):
+    layouts = _evaluated(choices, possible, rows) if rows else None
+    if layouts is None or not _lowest(layouts, possible):
         raise InputError(possible.shortage)
-    return found
+    return layouts
 
 
 def _evaluated(choices: Combinations, possible: Fitting, rows: Sequence[int]) -> Layouts:
-    return choices.evaluated(possible.found.number[rows].tolist())
+    return choices.evaluated(possible.layouts.number[rows].tolist())
 
 
-def _lowest(found: Layouts, possible: Fitting) -> float:
+def _lowest(layouts: Layouts, possible: Fitting) -> float:
     """Return the rate below which no other layout changes what is chosen; 0 if none of these fits.
 
     Others can only raise it: the best of all, and those that stand for their kinds, are at least as
     fast. With the last kind taken, others need to be close to the best, or near one that is taken.
     """
-    fitting = Fitting(found, possible.confidence, possible.noise, possible.needs)
+    fitting = Fitting(layouts, possible.confidence, possible.noise, possible.needs)
     kinds: dict[int, float] = {}
     for row, _ in fitting.chosen():
         kind = int(fitting.kinds[row])
@@ -334,21 +334,21 @@ def outside_of(choices: Combinations, possible: Fitting) -> list[LayoutPoint]:
     """Return the fastest layouts whose first stage does not fit, of those that were looked at, with
     what it needs."""
     left = sorted(set(possible.outside))
-    rows_of = dict(zip(possible.found.number[left].tolist(), left, strict=True))
+    rows_of = dict(zip(possible.layouts.number[left].tolist(), left, strict=True))
     places: list[LayoutPoint] = []
     for begin in range(0, len(left), OUTSIDE):
         if len(places) == OUTSIDE:
-            most = float(possible.found.samples_per_s[left[begin]])
+            most = float(possible.layouts.samples_per_s[left[begin]])
             if most < places[-1].samples_per_s:
                 break
-        found = _evaluated(choices, possible, left[: begin + OUTSIDE])
-        rows = [row for row, k in enumerate(found.number.tolist()) if k in rows_of][:OUTSIDE]
+        layouts = _evaluated(choices, possible, left[: begin + OUTSIDE])
+        rows = [row for row, k in enumerate(layouts.number.tolist()) if k in rows_of][:OUTSIDE]
         places = [
             LayoutPoint(
-                possible.needs.first(possible.found, rows_of[int(found.number[row])]),
-                float(found.samples_per_s[row]),
-                found.arch[row],
-                f"{found.arch[row]}{shape_text(found.shape_of(row))}",
+                possible.needs.first(possible.layouts, rows_of[int(layouts.number[row])]),
+                float(layouts.samples_per_s[row]),
+                layouts.arch[row],
+                f"{layouts.arch[row]}{shape_text(layouts.shape_of(row))}",
                 fits=False,
             )
             for row in rows

@@ -101,13 +101,13 @@ class LayoutSpace(Space):
 
     Attributes
     ----------
-    found : the layouts of each series that may be chosen; ``rows`` is the number of each candidate
+    layouts : those of each series that may be chosen; ``rows`` is the number of each candidate
         among them.
     outside : the fastest layouts that do not fit, a few of each series.
     considered : number of possible layouts; memory and a bound of their time rule out most.
     """
 
-    found: tuple[Layouts, ...]
+    layouts: tuple[Layouts, ...]
     rows: Ids
     outside: tuple[LayoutPoint, ...]
     considered: int
@@ -123,7 +123,7 @@ class LayoutSpace(Space):
     @property
     def devices(self) -> Ids:
         """Number of devices of each candidate, (candidates,)."""
-        return np.array([found.job.devices for found in self.found])[self.of]
+        return np.array([layouts.job.devices for layouts in self.layouts])[self.of]
 
     def options(self, index: int) -> dict[str, object]:
         """The layout of a candidate, as arguments of :func:`perfmodel.make_job`."""
@@ -131,7 +131,7 @@ class LayoutSpace(Space):
 
     def layout(self, index: int) -> dict[str, object]:
         """How the devices of a candidate divide the model."""
-        return self.found[int(self.of[index])].shape_of(int(self.rows[index]))
+        return self.layouts[int(self.of[index])].shape_of(int(self.rows[index]))
 
     def places(self) -> tuple[LayoutPoint, ...]:
         """Where the candidates, and some layouts that do not fit, are on a map."""
@@ -146,24 +146,26 @@ class LayoutSpace(Space):
 
     def arch(self, index: int) -> str:
         """The architecture of a candidate."""
-        return self.found[int(self.of[index])].arch[int(self.rows[index])]
+        return self.layouts[int(self.of[index])].arch[int(self.rows[index])]
 
     def effort(self, index: int) -> tuple[float, ...]:
         """What people would rather have less of, in this order: nodes, then what complicates a
         layout, then unusual software."""
-        found, row = self.found[int(self.of[index])], int(self.rows[index])
+        layouts, row = self.layouts[int(self.of[index])], int(self.rows[index])
         names = ("pipeline", "virtual_stages", "context", "expert", "tensor")
-        sizes = [int(getattr(found, name)[row]) for name in names]
-        known = ARCHITECTURES.index(found.arch[row]) if found.arch[row] in ARCHITECTURES else 9
-        again = RECOMPUTE.index(found.recompute[row]) if found.recompute[row] in RECOMPUTE else 9
+        sizes = [int(getattr(layouts, name)[row]) for name in names]
+        known = ARCHITECTURES.index(layouts.arch[row]) if layouts.arch[row] in ARCHITECTURES else 9
+        again = (
+            RECOMPUTE.index(layouts.recompute[row]) if layouts.recompute[row] in RECOMPUTE else 9
+        )
         kinds = sum(size > 1 for size in sizes)
         return (float(self.nodes[index]), kinds, *map(float, sizes), known, again)
 
     def job(self, index: int, **common: Unpack[Common]) -> Job:
         """The job of a candidate."""
-        found = self.found[int(self.of[index])]
-        arguments = found.arguments_of(int(self.rows[index]))
-        return found.job.with_(**arguments, **common)
+        layouts = self.layouts[int(self.of[index])]
+        arguments = layouts.arguments_of(int(self.rows[index]))
+        return layouts.job.with_(**arguments, **common)
 
 
 def layout_space(
@@ -189,8 +191,8 @@ def layout_space(
     ------
     InputError : no layout is possible, or none fits.
     """
-    whole = ("tensor", "context", "expert", "pipeline", "virtual_stages", "global_batch_size")
-    for name in ("devices", *whole):
+    numbers = ("tensor", "context", "expert", "pipeline", "virtual_stages", "global_batch_size")
+    for name in ("devices", *numbers):
         for value in getattr(division, name):
             whole_number(name, value)
     reasons, series, several, parts, rows = list(out), [], [], [], []
@@ -200,27 +202,27 @@ def layout_space(
             try:
                 choices = combinations_on(machine, profile, division, count, most_batch)
                 possible = Fitting.of(choices, confidence, noise)
-                found = best_of(choices, possible)
+                layouts = best_of(choices, possible)
             except InputError as error:
                 reasons.append(f"{machine.instance.label}, {count} devices: {error}")
                 continue
-            fitting = Fitting(found, confidence, noise, possible.needs)
+            fitting = Fitting(layouts, confidence, noise, possible.needs)
             chosen = list(fitting.chosen())
-            considered += len(possible.found)
+            considered += len(possible.layouts)
             series.append(
-                CandidateSeries(machine.instance, machine.price_usd_per_h, found.job, "", {})
+                CandidateSeries(machine.instance, machine.price_usd_per_h, layouts.job, "", {})
             )
-            several.append(found)
+            several.append(layouts)
             rows += [row for row, _ in chosen]
-            parts.append(_columns(found, machine, count, chosen))
+            parts.append(_columns(layouts, machine, count, chosen))
             outside += outside_of(choices, possible)
     if not parts:
         raise none_left(reasons)
     columns = joined(parts)
-    if max(one.job.devices for one in several) <= FEW:
+    if max(series_layouts.job.devices for series_layouts in several) <= FEW:
         columns |= {"most_considered": 2 * SIMULATED, "most_simulated": SIMULATED}
     return LayoutSpace(
-        series=tuple(series), left_out=tuple(reasons), found=tuple(several),
+        series=tuple(series), left_out=tuple(reasons), layouts=tuple(several),
         rows=np.array(rows), outside=tuple(outside), considered=considered, **columns,
     )  # fmt: skip
 
@@ -258,8 +260,8 @@ def combinations_on(
     decoder = profile.decoder
     if decoder is None:
         raise InputError(f"layouts: {profile.name!r} is not a language model with dimensions")
-    each = machine.cluster.devices_per_node
-    tensor = division.tensor or _divisors(math.gcd(each, count), each)
+    per_node = machine.cluster.devices_per_node
+    tensor = division.tensor or _divisors(math.gcd(per_node, count), per_node)
     most = min(MOST_STAGES, decoder.blocks)
     pipeline = division.pipeline or [1, *(k for k in _divisors(count, most) if k > 1)]
     length = division.common.get("sequence_length") or decoder.sequence_length
@@ -271,7 +273,7 @@ def combinations_on(
         _base(machine, profile, division, count, tensor, pipeline),
         tensor=tensor,
         context=division.context or _contexts(length, count),
-        expert=division.expert or _experts(decoder, count, each),
+        expert=division.expert or _experts(decoder, count, per_node),
         pipeline=pipeline,
         virtual_stages=division.virtual_stages or CHUNKS,
         schedule=division.schedule,
@@ -320,29 +322,29 @@ def _contexts(length: int, count: int) -> list[int]:
     return _divisors(count, max(length // LEAST_TOKENS, 1))
 
 
-def _experts(decoder: Decoder, count: int, each: int) -> list[int]:
+def _experts(decoder: Decoder, count: int, per_node: int) -> list[int]:
     """Return the devices that divide the experts: up to a node, where tokens travel fast."""
     if decoder.experts is None:
         return [1]
-    return _divisors(math.gcd(decoder.experts.routed, count), each)
+    return _divisors(math.gcd(decoder.experts.routed, count), per_node)
 
 
 def _columns(
-    found: Layouts, machine: Machine, count: int, chosen: Sequence[tuple[int, float]]
+    layouts: Layouts, machine: Machine, count: int, chosen: Sequence[tuple[int, float]]
 ) -> Columns:
     """Return the columns of the layouts that stand for their kinds."""
     rows = np.array([row for row, _ in chosen])
     nodes = -(-count // machine.cluster.devices_per_node)
     size = len(rows)
-    device_bytes = catalogue.device(found.job.workload.device).memory_bytes or math.inf
+    device_bytes = catalogue.device(layouts.job.workload.device).memory_bytes or math.inf
     return Columns(
-        workers=found.workers[rows],
+        workers=layouts.workers[rows],
         servers=np.zeros(size, np.int64),
         nodes=np.full(size, nodes),
-        batch_size=found.micro_batches[rows] * found.micro_batch_size[rows],
-        step_s=found.step_s[rows],
-        rate=found.samples_per_s[rows],
-        idle=found.bubble_fraction[rows],
+        batch_size=layouts.micro_batches[rows] * layouts.micro_batch_size[rows],
+        step_s=layouts.step_s[rows],
+        rate=layouts.samples_per_s[rows],
+        idle=layouts.bubble_fraction[rows],
         staleness=np.zeros(size),
         price=np.full(size, nodes * machine.price_usd_per_h),
         worker_bytes=np.array([needed for _, needed in chosen]),

@@ -141,8 +141,8 @@ def servers_text(candidate: Candidate | Trade) -> str:
 def devices_text(candidate: Candidate | Trade) -> str:
     """The number of devices of a candidate as text; of replicas also that of each."""
     layout = candidate.layout or {}
-    each = math.prod(int(str(layout.get(name, 1))) for name in ("tensor", "context", "pipeline"))
-    return f"{candidate.workers} x {each}" if each > 1 else f"{candidate.workers}"
+    devices = math.prod(int(str(layout.get(name, 1))) for name in ("tensor", "context", "pipeline"))
+    return f"{candidate.workers} x {devices}" if devices > 1 else f"{candidate.workers}"
 
 
 def layout_text(candidate: Candidate | Trade) -> str:
@@ -313,10 +313,10 @@ class Plan(Paged, Tabular, frozen=True, kw_only=True):
 
     def to_dict(self) -> Row:
         """JSON-like values."""
-        other = self.runner_up
+        runner_up = self.runner_up
         return fields(self, "ranked", "runner_up") | {
             "ranked": [candidate.to_dict() for candidate in self.ranked],
-            "runner_up": other.to_dict() if other is not None else None,
+            "runner_up": runner_up.to_dict() if runner_up is not None else None,
         }
 
     def figure(self) -> Figure:

@@ -186,7 +186,7 @@ class Space(Columns):
     def update_samples(self) -> Ids:
         """Samples of an update of each candidate, (candidates,): those of a worker if workers
         update on their own, else those of all."""
-        alone = np.array([one.job.options.asynchronous for one in self.series])[self.of]
+        alone = np.array([series.job.options.asynchronous for series in self.series])[self.of]
         return np.where(alone, self.batch_size, self.workers * self.batch_size)
 
     def arch(self, index: int) -> str:

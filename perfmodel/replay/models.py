@@ -83,8 +83,8 @@ class Models:
         """Return slices of a model after mixing in others: (model, weight, version) each."""
         current = self.view(model, first, after)
         mixture = current.copy()
-        for other, weight, version in partners:
-            mixture += weight * (self._of_version(other, first, after, version) - current)
+        for partner, weight, version in partners:
+            mixture += weight * (self._of_version(partner, first, after, version) - current)
         return mixture
 
     def overwritten(self, model: int, first: int, after: int, version: int) -> None:
@@ -101,15 +101,15 @@ class Models:
                 self._kept[key] = self.view(model, k, k + 1).copy()
             versions[k] = version
 
-    def _of_version(self, other: int, first: int, after: int, version: int) -> Floats:
+    def _of_version(self, partner: int, first: int, after: int, version: int) -> Floats:
         """Return the parameters of slices as they were in a version."""
         if not self._old:
-            return self.view(other, first, after)
-        versions = self._versions[other]
+            return self.view(partner, first, after)
+        versions = self._versions[partner]
         parts = [
-            self.view(other, k, k + 1)
+            self.view(partner, k, k + 1)
             if versions[k] == version
-            else self._take((other, k, version))
+            else self._take((partner, k, version))
             for k in range(first, after)
         ]
         return np.concatenate(parts)

@@ -111,9 +111,9 @@ def _old_versions(schedule: Schedule) -> dict[Version, int]:
     written = keys(schedule.model[rows][writes], slices[writes], schedule.version[rows][writes])
     order = np.argsort(written, kind="stable")
     written, group = written[order], schedule.group[rows][writes][order]
-    other, version = schedule.other[rows][mixes], schedule.other_version[rows][mixes]
-    newer = keys(other, slices[mixes], version + 1)
+    partner, version = schedule.other[rows][mixes], schedule.other_version[rows][mixes]
+    newer = keys(partner, slices[mixes], version + 1)
     at = np.minimum(np.searchsorted(written, newer), len(written) - 1)
     old = (written[at] == newer) & (group[at] < schedule.group[rows][mixes])
-    columns = (other[old], slices[mixes][old], version[old])
+    columns = (partner[old], slices[mixes][old], version[old])
     return Counter(zip(*(column.tolist() for column in columns), strict=True))

@@ -63,7 +63,7 @@ INTERVAL = "90 % interval"
 LETTER = 0.011
 """Part of an axis that a letter inside a bar needs."""
 
-Which = Literal["x", "y"]
+Direction = Literal["x", "y"]
 """One of the two axes."""
 
 
@@ -133,7 +133,7 @@ class Bars(msgspec.Struct, frozen=True):
     colour: str
     start: Sequence[float] = ()
     at: Sequence[float] = ()
-    along: Which = "x"
+    along: Direction = "x"
     thick: float | Sequence[float] = 0.7
     labels: Sequence[str] = ()
     inside: Sequence[str] = ()
@@ -177,7 +177,7 @@ class Ranges(msgspec.Struct, frozen=True):
     low: Sequence[float]
     high: Sequence[float]
     colour: str = INK
-    along: Which = "x"
+    along: Direction = "x"
     width: float = 1.2
     opacity: float = 1.0
 
@@ -193,7 +193,7 @@ class Span(msgspec.Struct, frozen=True):
     low: float
     high: float | None = None
     colour: str = REFERENCE
-    along: Which = "x"
+    along: Direction = "x"
     style: str = "line"
     width: float = 1.0
     opacity: float = 1.0

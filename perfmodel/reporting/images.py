@@ -16,11 +16,11 @@ from perfmodel.reporting.contents import (
     INTERVAL,
     Axis,
     Bars,
+    Direction,
     Panel,
     Ranges,
     Series,
     Span,
-    Which,
 )
 from perfmodel.reporting.ticks import decades, tick_text
 
@@ -151,28 +151,28 @@ def _panel(axes: Axes, panel: Panel) -> None:
     if panel.square:
         axes.set_box_aspect(1)
     axes.spines[["top", "right"]].set_visible(False)
-    sides: tuple[tuple[Which, Axis], ...] = (("x", panel.x), ("y", panel.y))
-    for which, axis in sides:
-        if panel.shares != which:
-            _axis(axes, which, axis)
-        if which in panel.grid:
-            axes.grid(axis=which, color="#dddddd", linewidth=0.6)
+    sides: tuple[tuple[Direction, Axis], ...] = (("x", panel.x), ("y", panel.y))
+    for direction, axis in sides:
+        if panel.shares != direction:
+            _axis(axes, direction, axis)
+        if direction in panel.grid:
+            axes.grid(axis=direction, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=SMALL)
 
 
-def _axis(axes: Axes, which: Which, axis: Axis) -> None:
+def _axis(axes: Axes, direction: Direction, axis: Axis) -> None:
     """Set the limits, the scale and the ticks of an axis."""
-    drawn = axes.xaxis if which == "x" else axes.yaxis
-    get, limit = getattr(axes, f"get_{which}lim"), getattr(axes, f"set_{which}lim")
+    drawn = axes.xaxis if direction == "x" else axes.yaxis
+    get, limit = getattr(axes, f"get_{direction}lim"), getattr(axes, f"set_{direction}lim")
     if axis.names:
         drawn.set_ticks(range(len(axis.names)), list(map(_text, axis.names)), fontsize=SMALL)
         drawn.set_tick_params(length=0)
-        ends = (len(axis.names) - 0.4, -0.6) if which == "y" else (-0.6, len(axis.names) - 0.4)
+        ends = (len(axis.names) - 0.4, -0.6) if direction == "y" else (-0.6, len(axis.names) - 0.4)
         limit(*ends)
         return
     if axis.log:
-        getattr(axes, f"set_{which}scale")("log")
+        getattr(axes, f"set_{direction}scale")("log")
     limit(axis.low, axis.high)
     if axis.ticks or axis.log:
         values = list(axis.ticks) or _decades(get(), axis)
@@ -181,7 +181,7 @@ def _axis(axes: Axes, which: Which, axis: Axis) -> None:
     elif axis.unit:
         drawn.set_major_formatter(lambda value, _: tick_text(value, axis.unit))
     else:
-        axes.locator_params(axis=which, nbins=7)
+        axes.locator_params(axis=direction, nbins=7)
 
 
 def _decades(ends: tuple[float, float], axis: Axis) -> list[float]:

@@ -45,7 +45,7 @@ def drawn(panel: Panel) -> Plot:
     theme."""
     from bokeh.plotting import figure
 
-    types = {f"{which}_axis_type": "log" for which in "xy" if getattr(panel, which).log}
+    types = {f"{direction}_axis_type": "log" for direction in "xy" if getattr(panel, direction).log}
     if panel.zoom:
         types |= {"output_backend": "canvas"}
     rows = min(len(panel.y.names), MOST_ROWS)
@@ -62,41 +62,41 @@ def drawn(panel: Panel) -> Plot:
         plot.max_width = 160 + 110 * len(panel.x.names)
     for mark in panel.marks:
         _MARKS[type(mark)](plot, mark, panel)
-    for which, axis in (("x", panel.x), ("y", panel.y)):
-        _axis(plot, which, axis, _values(panel, which))
-        getattr(plot, f"{which}grid").visible = which in panel.grid
+    for direction, axis in (("x", panel.x), ("y", panel.y)):
+        _axis(plot, direction, axis, _values(panel, direction))
+        getattr(plot, f"{direction}grid").visible = direction in panel.grid
     if panel.zoom:
         _zoom(plot, panel)
     _legend(plot, panel.y.names)
     return plot
 
 
-def _values(panel: Panel, which: str) -> list[float]:
+def _values(panel: Panel, direction: str) -> list[float]:
     """The positive values of the panel's marks on an axis."""
     values: list[float] = []
     for mark in panel.marks:
         if isinstance(mark, Series):
-            values += mark.x if which == "x" else [*mark.y, *mark.low, *mark.high]
-        elif isinstance(mark, Bars) and mark.along == which:
+            values += mark.x if direction == "x" else [*mark.y, *mark.low, *mark.high]
+        elif isinstance(mark, Bars) and mark.along == direction:
             values += [*mark.start, *mark.end]
-        elif isinstance(mark, Ranges) and mark.along == which:
+        elif isinstance(mark, Ranges) and mark.along == direction:
             values += [*mark.low, *mark.high]
     return [value for value in values if value > 0.0]
 
 
-def _axis(plot: Plot, which: str, axis: Axis, values: Sequence[float]) -> None:
+def _axis(plot: Plot, direction: str, axis: Axis, values: Sequence[float]) -> None:
     """Set the label, the range and the ticks of an axis."""
     from bokeh.models import NumeralTickFormatter, Range1d
 
-    drawn, between = getattr(plot, f"{which}axis"), getattr(plot, f"{which}_range")
+    drawn, between = getattr(plot, f"{direction}axis"), getattr(plot, f"{direction}_range")
     drawn.axis_label_text_font_style = "normal"
     drawn.major_label_text_font_size = "11px"
     drawn.axis_label_text_font_size = "12px"
     drawn.axis_label = axis.label
     count = len(axis.names)
     if count:
-        ends = (min(count, MOST_ROWS) - 0.5, -0.5) if which == "y" else (-0.6, count - 0.4)
-        setattr(plot, f"{which}_range", Range1d(*ends))
+        ends = (min(count, MOST_ROWS) - 0.5, -0.5) if direction == "y" else (-0.6, count - 0.4)
+        setattr(plot, f"{direction}_range", Range1d(*ends))
         _ticks(drawn, dict(zip(map(float, range(count)), _short(axis.names), strict=True)))
         drawn.major_tick_line_color = None
         drawn.visible = axis.names != ("",)

@@ -117,12 +117,12 @@ def _process(node: int | None) -> int:
 def _metadata(timeline: Timeline, numbers: dict[Thread, int]) -> Iterator[Event]:
     """Yield the names and the order of all processes and threads."""
     for process, name in sorted((_process(node), name) for node, name in timeline.nodes.items()):
-        for what, value in (
+        for field, value in (
             ("name", {"name": name}),
             ("sort_index", {"sort_index": process}),
             ("labels", {"labels": timeline.text}),
         ):
-            yield {"name": f"process_{what}", "ph": "M", "pid": process, "args": value}
+            yield {"name": f"process_{field}", "ph": "M", "pid": process, "args": value}
     for (resource, lane), number in numbers.items():
         where = {"ph": "M", "pid": _process(resource.node), "tid": number}
         name = resource.name if lane == 0 else f"{resource.name} ({lane + 1})"
@@ -133,13 +133,13 @@ def _metadata(timeline: Timeline, numbers: dict[Thread, int]) -> Iterator[Event]
 def _slice(op: Operation, thread: int) -> Event:
     """Return an operation, or an iteration, as an event."""
     args: dict[str, object] = {"iteration": op.iteration}
-    whole = op.resource.kind == "iterations"
-    if not whole:
+    is_iteration = op.resource.kind == "iterations"
+    if not is_iteration:
         args |= {"operation": op.name, "queued_us": (op.start_s - op.ready_s) * 1e6}
         args |= {"bytes": op.bytes, "links": [link.name for link in op.links]}
     begin_ns, end_ns = ns(op.start_s), ns(op.end_s)
     return {
-        "name": op.name if whole else f"{op.kind} {op.mark}".strip(),
+        "name": op.name if is_iteration else f"{op.kind} {op.mark}".strip(),
         "cat": op.kind,
         "ph": "X",
         "ts": begin_ns / 1e3,

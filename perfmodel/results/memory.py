@@ -88,11 +88,11 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     host_bytes: float = 0.0
     reserved_bytes: Reserved | None = None
 
-    def towards(self, other: Footprint, part: float) -> Footprint:
+    def towards(self, end: Footprint, part: float) -> Footprint:
         """Return what is this part of the way from here to another."""
 
         def between(name: str) -> float | dict[str, float] | Reserved | None:
-            here, there = getattr(self, name), getattr(other, name)
+            here, there = getattr(self, name), getattr(end, name)
             if isinstance(here, dict):
                 keys = dict.fromkeys((*here, *there))
                 return {key: here.get(key, 0.0) + part * (there.get(key, 0.0) - here.get(key, 0.0))
@@ -191,8 +191,8 @@ class Memory(msgspec.Struct, frozen=True):
     def largest_part(self) -> str:
         """Say what takes most of the memory of a worker."""
         name, size = max(self.worker.at_peak.items(), key=lambda part: part[1], default=("all", 0))
-        whole = show(self.worker_bytes, "bytes")
-        return f"of the {whole} that {self._fullest} needs, {name} take {show(size, 'bytes')}"
+        allocated = show(self.worker_bytes, "bytes")
+        return f"of the {allocated} that {self._fullest} needs, {name} take {show(size, 'bytes')}"
 
     def needed_bytes(self, confidence: float) -> float:
         """Return the memory with which a worker fits into its device with a probability."""

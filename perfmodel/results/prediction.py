@@ -425,7 +425,7 @@ class Prediction(Paged, frozen=True, kw_only=True):
         """
         return tuple(effect for effect in self.effects if effect.matters)
 
-    def _simulated(self, what: str) -> FurtherResults:
+    def _simulated(self, request: str) -> FurtherResults:
         """The job, to be simulated again.
 
         Raises
@@ -433,12 +433,12 @@ class Prediction(Paged, frozen=True, kw_only=True):
         InputError : the prediction is coarse, or was read from JSON.
         """
         if self.fidelity == "coarse":
-            raise InputError(f"{what}: a coarse prediction has no timeline; needs fidelity fine")
-        return self._job(what)
+            raise InputError(f"{request}: a coarse prediction has no timeline; needs fidelity fine")
+        return self._job(request)
 
-    def _job(self, what: str) -> FurtherResults:
+    def _job(self, request: str) -> FurtherResults:
         if self.predicted_job is None:
-            raise InputError(f"{what}: a prediction read from JSON has no job; predict it again")
+            raise InputError(f"{request}: a prediction read from JSON has no job; predict it again")
         return self.predicted_job
 
 

@@ -211,8 +211,8 @@ class Schedule(Drawn, frozen=True, eq=False):
         """Staleness when workers move the centre by MIX: versions since they read the centre."""
         mixed = (self.event[rows] == Event.MIX) & (self.model[rows] == CENTRE)
         rows, slices = rows[mixed], slices[mixed]
-        other = self.other[rows]
-        made = other != CENTRE
+        partner = self.other[rows]
+        made = partner != CENTRE
         key = self.group[rows] * len(self.header.slices) + slices
         partners = dict(
             zip(key[~made].tolist(), self.other_version[rows][~made].tolist(), strict=True)
@@ -307,8 +307,8 @@ class Schedule(Drawn, frozen=True, eq=False):
                 raise InputError(f"{name}: expected {n} rows, got {len(getattr(self, name))}")
         if n > MOST_ROWS:
             raise InputError(f"a schedule has at most {MOST_ROWS} rows, got {n}")
-        whole = int(np.count_nonzero(self.slice == WHOLE))
-        if (expanded := n + whole * (len(h.slices) - 1)) > MOST_ROWS:
+        unsliced = int(np.count_nonzero(self.slice == WHOLE))
+        if (expanded := n + unsliced * (len(h.slices) - 1)) > MOST_ROWS:
             raise InputError(
                 f"a schedule has at most {MOST_ROWS} rows if each slice is one, got {expanded}"
             )
@@ -463,14 +463,14 @@ def _header(data: NDArray[np.generic] | None, name: str) -> Header:
         whole_number("batch_size", header.batch_size)
         number("samples_per_s", header.samples_per_s)
         whole_number("seed", header.seed, at_least=0, at_most=2**63 - 1)
-        for what, values, count in (
+        for field, values, count in (
             ("slices", header.slices, min(max(len(header.slices), 1), MOST_SLICES)),
             ("begins_s", header.begins_s, header.workers),
         ):
             if len(values) != count:
-                raise InputError(f"{what}: expected {count} values, got {len(values)}")
+                raise InputError(f"{field}: expected {count} values, got {len(values)}")
             for k, value in enumerate(values):
-                number(f"{what}[{k}]", value)
+                number(f"{field}[{k}]", value)
     except (InputError, msgspec.ValidationError) as error:
         raise InputError(f"{name}: header: {error}") from None
     return header

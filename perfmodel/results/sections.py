@@ -114,8 +114,8 @@ def _answer(p: Predicted) -> Section:
         )
         for name, value, ends in _measures(p)
     ]
-    what = "device" if p.memory.stages else "worker"
-    rows.append((f"memory per {what}", UnitValue(p.memory.worker_bytes, "bytes"), None, None))
+    process = "device" if p.memory.stages else "worker"
+    rows.append((f"memory per {process}", UnitValue(p.memory.worker_bytes, "bytes"), None, None))
     text = [f"Bottleneck: {p.bottleneck.text}."]
     if p.interval is not None:
         text.append(f"Interval: {p.interval.text}.")
@@ -272,8 +272,8 @@ def memory_panel(p: Predicted) -> Panel:
     server = p.memory.server
     named = {f"stage {number}": stage for number, stage in enumerate(p.memory.stages)}
     named = named or {"worker": p.memory.worker}
-    bars = {name: one.at_peak for name, one in named.items()}
-    ends = [_ends(one) for one in named.values()]
+    bars = {name: footprint.at_peak for name, footprint in named.items()}
+    ends = [_ends(footprint) for footprint in named.values()]
     if server is not None:
         bars["fullest server"] = server.at_peak
     if p.memory.device_bytes is not None:
@@ -293,8 +293,8 @@ def _memory(p: Predicted) -> Section:
     if p.memory.server is not None:
         server = p.memory.server.tensors
     stage = p.memory.fullest_stage
-    what = "worker" if stage is None else f"stage {stage}"
-    heads = [Column("component"), Column(what, "bytes")]
+    heading = "worker" if stage is None else f"stage {stage}"
+    heads = [Column("component"), Column(heading, "bytes")]
     rows: list[tuple[str | float, ...]] = [(name, size) for name, size in worker.items() if size]
     if server is not None:
         heads.append(Column("fullest server", "bytes"))

@@ -84,7 +84,7 @@ def panel(timeline: Timeline, most_rows: int | None = None) -> Panel:
     if most_rows is not None and count > most_rows:
         rows = {resource: rows[resource] for resource in _chosen(rows, most_rows)}
     length_s = timeline.end_s - timeline.begin_s
-    merged = _few([_in_lanes(_whole(blocks)) for blocks in rows.values()], length_s)
+    merged = _few([_in_lanes(_by_mark(blocks)) for blocks in rows.values()], length_s)
     placed = [(row, block) for row, blocks in enumerate(merged) for block in blocks]
     order = {kind: place for place, kind in enumerate(KIND_COLOURS)}
     kinds = sorted(
@@ -149,17 +149,17 @@ def _few(rows: list[list[TimelineBlock]], length_s: float) -> list[list[Timeline
     return rows
 
 
-def _whole(blocks: Sequence[TimelineBlock]) -> list[TimelineBlock]:
+def _by_mark(blocks: Sequence[TimelineBlock]) -> list[TimelineBlock]:
     """Blocks of one row, with those of one mark that follow each other as one."""
-    whole: list[TimelineBlock] = []
+    joined: list[TimelineBlock] = []
     for block in blocks:
-        before = whole[-1] if whole else None
+        before = joined[-1] if joined else None
         same = before is not None and (before.kind, before.mark) == (block.kind, block.mark)
         if before is None or not (block.mark and same) or not _follows(before, block):
-            whole.append(block)
+            joined.append(block)
         else:
-            whole[-1] = _both(before, block)
-    return whole
+            joined[-1] = _both(before, block)
+    return joined
 
 
 def _follows(before: TimelineBlock, block: TimelineBlock) -> bool:

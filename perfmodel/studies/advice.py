@@ -197,7 +197,7 @@ def _best(now: Situation, rule: Rule, how: api.PredictOptions) -> Recommendation
     if not tried:
         return None
     tried.sort(key=lambda row: -row[2].ratio)
-    (change, then, gained), *rest = tried
+    (change, then, gained), *others = tried
     return Recommendation(
         rule=rule.name,
         why=why,
@@ -208,7 +208,7 @@ def _best(now: Situation, rule: Rule, how: api.PredictOptions) -> Recommendation
         observed=rule.observed,
         source=rule.source,
         hardware=rule.hardware,
-        others=tuple(Tried(other.name, other.flags, g) for other, _, g in rest),
+        others=tuple(Tried(alternative.name, alternative.flags, g) for alternative, _, g in others),
         prediction=then,
     )
 

@@ -204,17 +204,17 @@ def _small_buckets(job: Job) -> Iterator[Hypothesis]:
 def _slow_node(job: Job) -> Iterator[Hypothesis]:
     """One node is slow: the first, the last, or one between; stages wait differently for each."""
     overrides = job.of_devices.cluster.overrides
-    links = {one.node: one.nic for one in overrides}
+    links = {override.node: override.nic for override in overrides}
     nodes = np.unique(np.linspace(0, _nodes(job) - 1, PLACES).round()).astype(int).tolist()
 
     def slower(node: int, factor: float) -> Change:
         slow = NodeOverride(node, links.get(node), 1.0 / factor)
-        others = tuple(one for one in overrides if one.node != node)
+        others = tuple(override for override in overrides if override.node != node)
         return of_cluster("slow", overrides=(*others, slow))
 
     for node in nodes:
-        for one in _slower(functools.partial(slower, node)):
-            yield one._replace(weight=one.weight / len(nodes))
+        for hypothesis in _slower(functools.partial(slower, node)):
+            yield hypothesis._replace(weight=hypothesis.weight / len(nodes))
 
 
 def _slow_device(job: Job) -> Iterator[Hypothesis]:

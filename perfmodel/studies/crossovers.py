@@ -105,7 +105,7 @@ class Explanation(Drawn, frozen=True, kw_only=True):
         if job is None:
             return phases(self.phases_s, (), "other phases", "")
         all_over = (_drawn_over(job, v, self.crossovers) for v in _varied(job))
-        over = [one for one in all_over if len(one.values) > 1]
+        over = [swept for swept in all_over if len(swept.values) > 1]
         where = f"{job.workload.name} on {job.counted} x {job.workload.device}"
         title = f"{where}, {job.architecture.name}: {self.rules} takes the longest"
         return phases(self.phases_s, over, "other phases", title)
@@ -179,16 +179,16 @@ def between(first: Job, second: Job, variable: str, names: tuple[str, str]) -> l
         return signs
 
     jobs = (first, second)
-    what = argument(variable, *jobs)
-    values = what.spaced(_points(*jobs))
+    varied = argument(variable, *jobs)
+    values = varied.spaced(_points(*jobs))
     for job in jobs:
         values = values[_possible(job, variable, values)]
     known = [(v, s) for v, s in zip(values.tolist(), signs_at(values), strict=True) if s]
     crossovers = []
-    for (low, sign), (high, other) in itertools.pairwise(known):
-        if sign != other:
+    for (low, sign), (high, next_sign) in itertools.pairwise(known):
+        if sign != next_sign:
             _, value = boundary(
-                *(low, high, lambda v: signs_at(np.array([v]))[0], sign, what.step),
+                *(low, high, lambda v: signs_at(np.array([v]))[0], sign, varied.step),
                 halvings=_halvings(*jobs),
             )
             faster = names if sign > 0 else names[::-1]
@@ -196,12 +196,12 @@ def between(first: Job, second: Job, variable: str, names: tuple[str, str]) -> l
     return crossovers
 
 
-def against(first: Job, second: Job, name: str, other: str) -> tuple[Crossover, ...]:
+def against(first: Job, second: Job, name: str, second_name: str) -> tuple[Crossover, ...]:
     """Find, for each variable, the values at which the faster of two jobs changes."""
-    if name == other:
+    if name == second_name:
         raise InputError(f"against: both architectures are {name}")
     variables = [v for v in VARIABLES if _varies(first, v) and _varies(second, v)]
-    return tuple(c for v in variables for c in between(first, second, v, (name, other)))
+    return tuple(c for v in variables for c in between(first, second, v, (name, second_name)))
 
 
 def _evaluated(job: Job, variable: str, values: Floats) -> variants.Variants:
@@ -209,18 +209,18 @@ def _evaluated(job: Job, variable: str, values: Floats) -> variants.Variants:
     if job.replica is None:
         return variants.evaluate(job, **axes)
     jobs = [_with(job, variable, value) for value in values.tolist()]
-    phases = [coarse.phases(other) for other in jobs]
-    step_s = np.array([float(one.iteration_s) for one in phases])
-    names = dict.fromkeys(name for one in phases for name in one.parts)
+    phases = [coarse.phases(variant) for variant in jobs]
+    step_s = np.array([float(step.iteration_s) for step in phases])
+    names = dict.fromkeys(name for step in phases for name in step.parts)
     none = Phase(0.0, "compute")
-    samples = np.array([other.global_batch_size for other in jobs])
+    samples = np.array([variant.global_batch_size for variant in jobs])
     return variants.Variants(
         iteration_s=step_s,
         throughput_samples_per_s=samples / step_s,
-        idle_fraction=np.array([1.0 - float(one.compute_s) / float(one.iteration_s)
-                                for one in phases]),
-        staleness=np.array([float(one.staleness) for one in phases]),
-        phases_s={name: np.array([float(one.parts.get(name, none).seconds) for one in phases])
+        idle_fraction=np.array([1.0 - float(step.compute_s) / float(step.iteration_s)
+                                for step in phases]),
+        staleness=np.array([float(step.staleness) for step in phases]),
+        phases_s={name: np.array([float(step.parts.get(name, none).seconds) for step in phases])
                   for name in names},
         utilisation={},
     )  # fmt: skip

@@ -33,7 +33,7 @@ from perfmodel.reporting.rows import table
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.causes import AS_PREDICTED, CAUSES, Cause, Hypothesis
 from perfmodel.studies.changes import Change
-from perfmodel.studies.likelihoods import TOLD, Errors, log_likelihood
+from perfmodel.studies.likelihoods import TOOLS, Errors, log_likelihood
 from perfmodel.studies.observables import OBSERVABLES, Measured, Observed
 from perfmodel.sweeping.arguments import job_from
 from perfmodel.sweeping.labels import Row
@@ -153,8 +153,8 @@ class Diagnosis(Paged, Tabular, frozen=True, kw_only=True):
 
     def to_dict(self) -> Row:
         """The diagnosis as JSON-like values, with the prediction's headline only."""
-        told = fields(self, "prediction", "suspects")
-        return told | {"job": self.prediction.headline, "suspects": self.rows()}
+        values = fields(self, "prediction", "suspects")
+        return values | {"job": self.prediction.headline, "suspects": self.rows()}
 
     def figure(self) -> Figure:
         """Probabilities of the causes."""
@@ -264,7 +264,7 @@ def diagnose(
     job = job_from(job, arguments)
     expected = api.predict(job, fidelity="coarse")
     judge = _Judge(measured, job, expected)
-    same = Hypothesis(1.0, 1.0, Change(AS_PREDICTED, lambda other: other))
+    same = Hypothesis(1.0, 1.0, Change(AS_PREDICTED, lambda unchanged: unchanged))
     nothing_else = judge.weighed(same, job, Observed(job, expected))
     fits: list[tuple[Cause, list[_Fit]]] = [(NOTHING, [nothing_else])]
     for cause in CAUSES:
@@ -359,17 +359,17 @@ def _next(judge: _Judge, fits: Sequence[_Fit], names: Sequence[str]) -> NextMeas
     for name, observable in OBSERVABLES.items():
         if getattr(judge.measured, name) is not None:
             continue
-        one, other = (observable.value(fit.observed) for fit in fits)
+        first, second = (observable.value(fit.observed) for fit in fits)
         spread = math.hypot(
             *(judge.errors.spread(name, x, fit.prediction.iteration_s)
-              for x, fit in zip((one, other), fits, strict=True))
+              for x, fit in zip((first, second), fits, strict=True))
         )  # fmt: skip
-        apart = abs(one - other) / spread if spread > 0.0 else 0.0
+        apart = abs(first - second) / spread if spread > 0.0 else 0.0
         options.append(
             NextMeasurement(
-                what=observable.what,
+                what=observable.meaning,
                 how=observable.how,
-                expected=dict(zip(names, (one, other), strict=True)),
+                expected=dict(zip(names, (first, second), strict=True)),
                 unit=observable.unit,
                 apart=apart,
             )
@@ -383,15 +383,15 @@ def _askable(
     measured: Measured, fits: Sequence[_Fit], names: Sequence[str]
 ) -> Iterator[NextMeasurement]:
     """What tools were not asked, with the probability that they say yes."""
-    for name, told in TOLD.items():
-        one, other = (told.chance(fit.job) for fit in fits)
-        if getattr(measured, name) is not None or one is None or other is None:
+    for name, tool in TOOLS.items():
+        first, second = (tool.chance(fit.job) for fit in fits)
+        if getattr(measured, name) is not None or first is None or second is None:
             continue
-        spread = math.hypot(*(math.sqrt(chance * (1.0 - chance)) for chance in (one, other)))
+        spread = math.hypot(*(math.sqrt(chance * (1.0 - chance)) for chance in (first, second)))
         yield NextMeasurement(
-            what=told.what,
-            how=told.how,
-            expected=dict(zip(names, (one, other), strict=True)),
+            what=tool.question,
+            how=tool.how,
+            expected=dict(zip(names, (first, second), strict=True)),
             unit="probability",
-            apart=abs(one - other) / spread,
+            apart=abs(first - second) / spread,
         )

@@ -39,9 +39,9 @@ def splits(job: Job) -> Iterator[Change]:
         if split is None or tensor > job.cluster.devices_per_node:
             continue
         try:
-            other = split.job_of(job)
-            if memory_of(other).is_enough():
-                rates[split] = coarse.iterations_per_s(other) * other.global_batch_size
+            divided = split.job_of(job)
+            if memory_of(divided).is_enough():
+                rates[split] = coarse.iterations_per_s(divided) * divided.global_batch_size
         except InputError:
             continue
     yield from sorted(rates, key=lambda split: -rates[split])[:MOST_SPLITS]
@@ -82,8 +82,8 @@ def _split(job: Job, shape: tuple[int, int, int], recompute: str) -> Change | No
     if recompute != job.workload.recompute:
         none, flags = none | {"recompute": recompute}, f"{flags} --recompute {recompute}"
     words = [
-        f"{what} {before} to {then}"
-        for what, before, then in zip(("tensor", "context"), was, shape, strict=False)
+        f"{degree} {before} to {then}"
+        for degree, before, then in zip(("tensor", "context"), was, shape, strict=False)
         if before != then
     ]
     more = pipeline - was[2]

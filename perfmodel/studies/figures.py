@@ -225,9 +225,9 @@ def _long(parts: Mapping[str, float], over: Sequence[PhasesOver]) -> list[str]:
         most[name] = seconds / sum(parts.values())
     for swept in over:
         for at in zip(*swept.seconds.values(), strict=True):
-            whole = sum(at)
+            total_s = sum(at)
             for name, seconds in zip(swept.seconds, at, strict=True):
-                most[name] = max(most[name], seconds / whole)
+                most[name] = max(most[name], seconds / total_s)
     names = [name for name, share in most.items() if share >= VISIBLE]
     return sorted(names, key=lambda name: -parts.get(name, 0.0))[:MOST_PHASES]
 
@@ -235,8 +235,10 @@ def _long(parts: Mapping[str, float], over: Sequence[PhasesOver]) -> list[str]:
 def _grouped(parts: Mapping[str, float], drawn: Sequence[str], resting: str) -> dict[str, float]:
     """Seconds of the phases that are drawn, and of all others together if they can be seen."""
     known = {name: parts[name] for name in drawn if name in parts}
-    rest = sum(seconds for name, seconds in parts.items() if name not in drawn)
-    return {**known, resting: rest} if rest >= VISIBLE * sum(parts.values()) else known
+    remaining_s = sum(seconds for name, seconds in parts.items() if name not in drawn)
+    return (
+        {**known, resting: remaining_s} if remaining_s >= VISIBLE * sum(parts.values()) else known
+    )
 
 
 def _phases_over(

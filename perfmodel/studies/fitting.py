@@ -111,7 +111,7 @@ def _needed(job: Job, changes: Sequence[Change], confidence: float) -> list[Chan
     """Return changes that together make a job fit, without those that it fits without."""
     kept = list(changes)
     for change in changes:
-        others = [one for one in kept if one is not change]
+        others = [candidate for candidate in kept if candidate is not change]
         if _first(job, (_together(others),), confidence) is not None:
             kept = others
     return kept

@@ -81,9 +81,9 @@ def symbols() -> dict[str, sympy.Symbol]:
     """The symbols of :data:`MEANINGS` by quantity name; all are positive."""
     import sympy
 
-    whole = ("workers", "servers", "tensors")
+    integers = ("workers", "servers", "tensors")
     return {
-        name: sympy.Symbol(symbol, positive=True, integer=True if name in whole else None)
+        name: sympy.Symbol(symbol, positive=True, integer=True if name in integers else None)
         for name, (symbol, _, _) in MEANINGS.items()
     }
 
@@ -129,7 +129,7 @@ def formula(job: Job, parts: Mapping[str, sympy.Expr] | None = None) -> Formula:
 
     parts = expressions(job) if parts is None else parts
     total = sympy.Symbol("T")
-    whole = sum(parts.values(), sympy.Integer(0))
+    iteration = sum(parts.values(), sympy.Integer(0))
     return Formula(
         architecture=job.architecture.name,
         phases=tuple(
@@ -137,8 +137,8 @@ def formula(job: Job, parts: Mapping[str, sympy.Expr] | None = None) -> Formula:
             for name, value in parts.items()
         ),
         text=f"T = {' + '.join(f'({name})' for name in parts)}",
-        latex=sympy.latex(sympy.Eq(total, whole)),
-        legend=_legend(whole),
+        latex=sympy.latex(sympy.Eq(total, iteration)),
+        legend=_legend(iteration),
     )
 
 
@@ -179,18 +179,18 @@ def _legend(expression: sympy.Expr) -> tuple[Meaning, ...]:
     used = sorted(str(symbol) for symbol in expression.free_symbols)
     rows = [Meaning(*row) for row in MEANINGS.values() if row[0] in used]
     for symbol in used:
-        kind, _, what = symbol.partition("_")
+        kind, _, subscript = symbol.partition("_")
         if kind == "Q":
-            text = f"other workers found at {what}, by mean-value analysis from 1 to N workers"
+            text = f"other workers found at {subscript}, by mean-value analysis from 1 to N workers"
             rows.append(Meaning(symbol, text, ""))
         elif kind == "S":
-            rows.append(Meaning(symbol, _slowest(what), ""))
+            rows.append(Meaning(symbol, _slowest(subscript), ""))
     return tuple(rows)
 
 
-def _slowest(what: str) -> str:
+def _slowest(subscript: str) -> str:
     """Describe an order statistic from its indices."""
-    index, _, how = what.partition("_")
+    index, _, how = subscript.partition("_")
     rank = index.strip("()")
     worker = "the slowest of N workers" if rank == "N" else f"the worker ranked {rank} of N"
     text = f"time of {worker} relative to the mean"

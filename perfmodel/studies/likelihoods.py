@@ -76,21 +76,23 @@ def _says_sockets(job: Job) -> float | None:
     return SAYS_SOCKETS[usual_losses.over_sockets(cluster.nic)]
 
 
-class Told(NamedTuple):
+class ToolAnswer(NamedTuple):
     """What a tool says of a run: how to ask it, and the probability that it says yes of a job;
     None where it says nothing."""
 
-    what: str
+    question: str
     how: str
     chance: Callable[[Job], float | None]
 
 
-TOLD: Mapping[str, Told] = {
-    "through_host": Told(
+TOOLS: Mapping[str, ToolAnswer] = {
+    "through_host": ToolAnswer(
         "whether transfers of a node pass the host", "nvidia-smi topo -m", _passes_host
     ),
-    "nvlink": Told("whether a node shows NVLink", "nvidia-smi topo -m", _shows_nvlink),
-    "sockets": Told("whether NCCL uses sockets", "its log, with NCCL_DEBUG=INFO", _says_sockets),
+    "nvlink": ToolAnswer("whether a node shows NVLink", "nvidia-smi topo -m", _shows_nvlink),
+    "sockets": ToolAnswer(
+        "whether NCCL uses sockets", "its log, with NCCL_DEBUG=INFO", _says_sockets
+    ),
 }
 """By fields of :class:`perfmodel.studies.observables.Measured`."""
 
@@ -102,13 +104,13 @@ class Errors(NamedTuple):
     ----------
     step : of a step, of all its parts together.
     compute, network : those that all parts of one kind share.
-    rest : of the step alone.
+    remainder : of the step alone.
     """
 
     step: float
     compute: float
     network: float
-    rest: float
+    remainder: float
 
     @classmethod
     def of(cls, job: Job, prediction: Prediction) -> Errors:
@@ -118,8 +120,8 @@ class Errors(NamedTuple):
         compute = math.hypot(COMPUTE_SPREAD, estimated, intervals.layout_spread(job))
         waiting = prediction.exposed_communication_s / prediction.iteration_s
         parts = math.hypot(LEAST_SPREAD, (1.0 - waiting) * compute, waiting * NETWORK_SPREAD)
-        rest = math.sqrt(max(step**2 - parts**2, 0.0))
-        return cls(step, compute, NETWORK_SPREAD, rest)
+        remainder = math.sqrt(max(step**2 - parts**2, 0.0))
+        return cls(step, compute, NETWORK_SPREAD, remainder)
 
     def spread(self, name: str, value: float, step_s: float) -> float:
         """Standard deviation of an observable with this value, if nothing else is measured."""
@@ -171,7 +173,7 @@ def log_likelihood(
     """
     grid = _Grid.of(errors)
     total = grid.log_weight.copy()
-    of_step = math.hypot(LEAST_SPREAD, errors.rest)
+    of_step = math.hypot(LEAST_SPREAD, errors.remainder)
     longer_s = _longer_s(run, grid)
     for name, observable in OBSERVABLES.items():
         given = getattr(measured, name)
@@ -193,11 +195,11 @@ def log_likelihood(
             total += _log_normal((given - values) / spread, spread / measured.step_s)
     for workers, step_s in measured.steps_s:
         job = change.job_of(changed(base, {"workers": workers}))
-        other = Observed(job, api.predict(job, fidelity="coarse"), run.host_s)
-        times = step_s / _step_s(other, _longer_s(other, grid))
+        observed = Observed(job, api.predict(job, fidelity="coarse"), run.host_s)
+        times = step_s / _step_s(observed, _longer_s(observed, grid))
         total += _log_normal(np.log(times) / of_step, of_step)
     top = float(total.max())
-    return top + math.log(float(np.exp(total - top).sum())) + _told(measured, run.job)
+    return top + math.log(float(np.exp(total - top).sum())) + _of_tools(measured, run.job)
 
 
 def _longer_s(run: Observed, grid: _Grid) -> np.ndarray:
@@ -218,11 +220,11 @@ def _step_s(run: Observed, longer_s: np.ndarray) -> np.ndarray:
     return step_s
 
 
-def _told(measured: Measured, job: Job) -> float:
+def _of_tools(measured: Measured, job: Job) -> float:
     """The same of what tools say."""
     total = 0.0
-    for name, told in TOLD.items():
-        given, chance = getattr(measured, name), told.chance(job)
+    for name, tool in TOOLS.items():
+        given, chance = getattr(measured, name), tool.chance(job)
         if given is not None and chance is not None:
             total += math.log(chance if given else 1.0 - chance)
     return total

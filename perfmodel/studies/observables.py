@@ -96,7 +96,7 @@ class Observed(NamedTuple):
 class Observable(NamedTuple):
     """Something that can be measured of a run: how, and what it is predicted to be."""
 
-    what: str
+    meaning: str
     how: str
     unit: str
     value: Callable[[Observed], float]
@@ -148,8 +148,8 @@ def _of_factors(run: Observed, of: Callable[[Sequence[float]], float]) -> float 
     if not job.stragglers or getattr(job.options, "sync", None) != "asp":
         return None
     factors = {straggler.worker: straggler.factor for straggler in job.stragglers}
-    alike = api.predict(changed(job, {"stragglers": ()}), fidelity="coarse")
-    return alike.compute_s * of([factors.get(worker, 1.0) for worker in range(job.workers)])
+    equal = api.predict(changed(job, {"stragglers": ()}), fidelity="coarse")
+    return equal.compute_s * of([factors.get(worker, 1.0) for worker in range(job.workers)])
 
 
 def _of_nodes(job: Job, of: Callable[[Sequence[float]], float]) -> float | None:
@@ -158,10 +158,10 @@ def _of_nodes(job: Job, of: Callable[[Sequence[float]], float]) -> float | None:
     speeds = {override.node: override.speed for override in cluster.overrides}
     if all(speed == 1.0 for speed in speeds.values()):
         return None
-    even = tuple(msgspec.structs.replace(one, speed=1.0) for one in cluster.overrides)
-    alike = api.predict(of_cluster("", overrides=even).job_of(job), fidelity="coarse")
+    even = tuple(msgspec.structs.replace(override, speed=1.0) for override in cluster.overrides)
+    equal = api.predict(of_cluster("", overrides=even).job_of(job), fidelity="coarse")
     nodes = range(cluster.nodes_for(job.devices))
-    return alike.compute_s * of([1.0 / speeds.get(node, 1.0) for node in nodes])
+    return equal.compute_s * of([1.0 / speeds.get(node, 1.0) for node in nodes])
 
 
 def _compute_s(run: Observed) -> float:

@@ -126,14 +126,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         """
         page.check()
         p = self.prediction
-        first, *rest = sections.sections(p, assumptions=False)
+        first, *others = sections.sections(p, assumptions=False)
         code = [("Command", self.command)] if self.command else []
         if self.job is not None:
             code.append(("Job file (--job)", json.dumps(self.job, indent=2)))
         parts = [
             first,
             _sensitivity(self.sensitivity),
-            *rest,
+            *others,
             _scaling(self.scaling, p.workers),
             _advice(self.advice),
             sections.reproduce(p, tuple(code)),

@@ -213,7 +213,7 @@ def require(
     job = job_from(job, arguments)
     how = api.PredictOptions(fidelity=fidelity, dataset_size=dataset_size, epochs=epochs)
     search = _Search(wanted, _variable(variable, job), job, how)
-    what = search.variable
+    varied = search.variable
     here = api.predict(job, how)
     value, *_ = search.quantity(here)
     ranges = [search.range(end) for end in (0, 1, 2)]
@@ -223,9 +223,9 @@ def require(
     if then is None:
         then = here if bounds.holds == "always" else search.nearest()
     return Requirement(
-        variable=what.name,
-        unit=what.unit,
-        now=what.value_in(job, job.of_devices),
+        variable=varied.name,
+        unit=varied.unit,
+        now=varied.value_in(job, job.of_devices),
         aim=wanted.text,
         quantity=wanted.quantity,
         target=wanted.value,
@@ -367,11 +367,11 @@ class _Search:
         if bounds.holds == "always":
             ends = f"from {variable.shown(variable.least)} to {variable.shown(variable.most)}"
             return f"{aim} is met at every value of {variable.words} {ends}"
-        whole = "the whole prediction interval meets it"
+        interval = "the whole prediction interval meets it"
         if surely.holds == "never":
-            whole = "at no value does the whole prediction interval meet it"
+            interval = "at no value does the whole prediction interval meet it"
         elif surely.holds == "always":
-            whole += " at every value"
+            interval += " at every value"
         else:
-            whole += f" {surely.text(variable)}"
-        return f"{aim} is met with {variable.words} {bounds.text(variable)}; {whole}"
+            interval += f" {surely.text(variable)}"
+        return f"{aim} is met with {variable.words} {bounds.text(variable)}; {interval}"

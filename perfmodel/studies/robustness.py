@@ -62,9 +62,11 @@ def robustness(jobs: Sequence[Job]) -> tuple[SharedAssumption, ...]:
 
 def _shifts(same: Sequence[Effect]) -> tuple[Shift, ...]:
     """Return the effect of each other value that is possible for all jobs."""
-    ratios = [{repr(other.value): other.ratio for other in e.alternatives} for e in same]
+    ratios = [
+        {repr(alternative.value): alternative.ratio for alternative in e.alternatives} for e in same
+    ]
     return tuple(
-        Shift(other.value, tuple(of_job[repr(other.value)] for of_job in ratios))
-        for other in same[0].alternatives
-        if all(repr(other.value) in of_job for of_job in ratios)
+        Shift(alternative.value, tuple(of_job[repr(alternative.value)] for of_job in ratios))
+        for alternative in same[0].alternatives
+        if all(repr(alternative.value) in of_job for of_job in ratios)
     )

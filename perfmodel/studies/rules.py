@@ -99,8 +99,10 @@ def _waits_for(*causes: str, link: bool = False) -> Callable[[Situation], str]:
 def _servers(now: Situation) -> Iterator[Change]:
     count = now.job.options.server_count
     if now.has_servers:
-        for other in sorted({2 * count, now.job.workers, max(count // 2, 1)} - {count}):
-            yield of_options(f"{other} server{'s' * (other > 1)} instead of {count}", servers=other)
+        for servers in sorted({2 * count, now.job.workers, max(count // 2, 1)} - {count}):
+            yield of_options(
+                f"{servers} server{'s' * (servers > 1)} instead of {count}", servers=servers
+            )
 
 
 def _placement(now: Situation) -> Iterator[Change]:
@@ -144,11 +146,11 @@ def _batch(now: Situation) -> Iterator[Change]:
     if "batch_size" not in arguments and "model" not in arguments:
         return
     measured = anchored(arguments, batch).get("one_device_batch_size")
-    for other in (2 * batch, 4 * batch):
-        name = f"batch size {other} per worker instead of {batch}"
-        flags = f"--batch-size {other}"
+    for size in (2 * batch, 4 * batch):
+        name = f"batch size {size} per worker instead of {batch}"
+        flags = f"--batch-size {size}"
         flags += "" if measured is None else f" --one-device-batch-size {measured}"
-        yield of_arguments(name, flags, batch_size=other)
+        yield of_arguments(name, flags, batch_size=size)
 
 
 def _sync(now: Situation) -> Iterator[Change]:

@@ -49,13 +49,14 @@ class Sensitivity(Drawn, Tabular, frozen=True, kw_only=True):
         for effect in self.effects:
             a = effect.assumption
             head = {"assumption": a.name, "value": a.value, "unit": a.unit, "source": a.source}
-            for other in effect.alternatives or (None,):
+            for alternative in effect.alternatives or (None,):
                 rows.append(
                     {
                         **head,
-                        "alternative": other and other.value,
-                        "throughput_samples_per_s": other and other.throughput_samples_per_s,
-                        "ratio": other and other.ratio,
+                        "alternative": alternative and alternative.value,
+                        "throughput_samples_per_s": alternative
+                        and alternative.throughput_samples_per_s,
+                        "ratio": alternative and alternative.ratio,
                         "unvaried": effect.unvaried,
                     }
                 )
@@ -118,8 +119,8 @@ def sensitivity(
     if now.fidelity == "coarse":
         return Sensitivity(prediction=now, effects=effects(job, progress))
 
-    def simulated(other: Job) -> float:
-        return api.predict(other, how, fidelity="fine").throughput_samples_per_s
+    def simulated(variant: Job) -> float:
+        return api.predict(variant, how, fidelity="fine").throughput_samples_per_s
 
     by_simulation = effects_by(simulated, job, now.throughput_samples_per_s, progress)
     return Sensitivity(prediction=now, effects=by_simulation)

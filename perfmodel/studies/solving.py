@@ -47,9 +47,9 @@ def solved_for_step(job: Job, variable: str, value: float, step_s: float) -> str
     import sympy
 
     parts = formulas.expressions(job)
-    whole = sum(parts.values(), sympy.Integer(0))
+    iteration = sum(parts.values(), sympy.Integer(0))
     wanted = sympy.Symbol("T", positive=True)
-    return _root(job, variable, value, (whole, wanted), parts, {wanted: step_s})
+    return _root(job, variable, value, (iteration, wanted), parts, {wanted: step_s})
 
 
 def _period_for_step(job: Job, value: int, step_s: float) -> str | None:
@@ -60,9 +60,9 @@ def _period_for_step(job: Job, value: int, step_s: float) -> str | None:
     def step(period: int) -> sympy.Expr:
         options = msgspec.structs.replace(job.options, **{PERIOD: period})
         parts = formulas.expressions(msgspec.structs.replace(job, options=options))
-        whole = sum(parts.values(), sympy.Integer(0))
-        late = {symbol: 1 for symbol in whole.free_symbols if str(symbol).startswith("S_")}
-        return _on_this_side(whole.subs(late), sample)
+        iteration = sum(parts.values(), sympy.Integer(0))
+        late = {symbol: 1 for symbol in iteration.free_symbols if str(symbol).startswith("S_")}
+        return _on_this_side(iteration.subs(late), sample)
 
     sample = _sample(job, formulas.expressions(job))
     near, far = max(value, 2), max(value, 2) // 2
@@ -108,8 +108,8 @@ def _root(
     line = sympy.Poly(numerator, symbol)
     if line.degree() != 1:
         return None
-    slope, rest = line.all_coeffs()
-    root = -rest / slope
+    slope, constant = line.all_coeffs()
+    root = -constant / slope
     solution = root.subs(sample)
     if not (solution.is_real and solution > 0):
         return None

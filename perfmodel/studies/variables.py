@@ -109,9 +109,9 @@ def argument(name: str, *jobs: Job) -> Variable:
         return Variable(name, least, most, int(name in WHOLE))
     step = math.lcm(*(math.lcm(job.options.group_size, job.workers_together) for job in jobs))
     clusters = [job.cluster for job in jobs]
-    each = max(1 if job.replica is None else job.replica.devices for job in jobs)
+    per_worker = max(1 if job.replica is None else job.replica.devices for job in jobs)
     devices = [
-        c.workers_nodes * c.devices_per_node // each
+        c.workers_nodes * c.devices_per_node // per_worker
         for c in clusters
         if c.workers_nodes is not None
     ]

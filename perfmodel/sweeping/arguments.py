@@ -47,8 +47,8 @@ def job_of(arguments: Mapping[str, object], workload: Workload | None = None) ->
     if workload is None:
         return make(**arguments)
     passes, _ = with_passes(arguments)
-    rest = {name: value for name, value in passes.items() if name not in OF_WORKLOAD}
-    job = make(**rest, workload=workload)
+    others = {name: value for name, value in passes.items() if name not in OF_WORKLOAD}
+    job = make(**others, workload=workload)
     return msgspec.structs.replace(job, given=api.arguments_given(arguments))
 
 
@@ -93,16 +93,16 @@ def merged(job: Job, changes: Mapping[str, object]) -> dict[str, object]:
     replaced = {name for key in changes for name in RIVALS.get(key, ())}
     if isinstance(changes.get("workload"), Workload):
         replaced |= {*OF_WORKLOAD}
-    rest = {name: value for name, value in job.given.items() if name not in replaced}
+    kept = {name: value for name, value in job.given.items() if name not in replaced}
     if {"batch_size", "global_batch_size"} & changes.keys():
-        rest = anchored(rest, job.of_devices.workload.batch_size)
-    options = options_of(rest)
+        kept = anchored(kept, job.of_devices.workload.batch_size)
+    options = options_of(kept)
     arch = changes.get("arch")
     if isinstance(arch, str):  # keep the options that it has, and that its name does not imply
         architecture, preset = registry.find(arch)
         names = {option.name for option in described(architecture.options)} - preset.keys()
         options = {name: value for name, value in options.items() if name in names}
-    return {**rest, **changes, "options": options | options_of(changes)}
+    return {**kept, **changes, "options": options | options_of(changes)}
 
 
 def options_of(arguments: Mapping[str, object]) -> dict[str, object]:

@@ -197,7 +197,7 @@ class Comparison(Paged, Tabular, frozen=True, kw_only=True):
         parts = [parts_s(p, per_sample=self.per_sample) for p in self.predictions]
         kinds = [kind for kind in WORDS if any(kind in part for part in parts)]
         times = [{"job": name, **part} for name, part in zip(self.names, parts, strict=True)]
-        whole = [dict.fromkeys(("job", *kinds), 0.0) | row for row in times]
+        rows = [dict.fromkeys(("job", *kinds), 0.0) | row for row in times]
         best = self.predictions[self.best].throughput_samples_per_s
         sections = [
             Section(
@@ -205,7 +205,7 @@ class Comparison(Paged, Tabular, frozen=True, kw_only=True):
                 title="Where the time goes",
                 text=self.text,
                 figure=self.figure().rows[0][0],
-                tables=[table(f"{self._what.capitalize()}, in seconds", whole)],
+                tables=[table(f"{self._what.capitalize()}, in seconds", rows)],
             ),
             Section(name="jobs", title="All jobs", tables=[table("Jobs", self.rows())]),
         ]
@@ -344,31 +344,31 @@ def both_to_dict(fine: Prediction, coarse: Prediction) -> dict[str, object]:
     return {**both, "difference_fraction": differences(fine, coarse)}
 
 
-def _why(name: str, best: Prediction, other_name: str, other: Prediction) -> str:
+def _why(name: str, best: Prediction, slower_name: str, slower: Prediction) -> str:
     """Explain in one sentence why a job is slower than the best."""
-    ratio = best.throughput_samples_per_s / other.throughput_samples_per_s
-    unsure = [_uncertainty(p) for p in (best, other)]
+    ratio = best.throughput_samples_per_s / slower.throughput_samples_per_s
+    unsure = [_uncertainty(p) for p in (best, slower)]
     if ratio - 1.0 <= max(sum(unsure), ROUNDING):
         within = " and ".join(f"± {part:.1%}" for part in dict.fromkeys(unsure) if part)
         limits = f" within their uncertainty ({within})" if within else ""
-        return f"{name} and {other_name} are equally fast{limits}"
+        return f"{name} and {slower_name} are equally fast{limits}"
     faster = (
         f"{ratio:.3g} times as fast as" if ratio >= 1.5 else f"{100 * (ratio - 1):.3g}% faster than"
     )
-    per_sample = (best.workers, best.batch_size) != (other.workers, other.batch_size)
-    quick, slow = (parts_s(p, per_sample=per_sample) for p in (best, other))
+    per_sample = (best.workers, best.batch_size) != (slower.workers, slower.batch_size)
+    quick, slow = (parts_s(p, per_sample=per_sample) for p in (best, slower))
     total = sum(slow.values()) - sum(quick.values())
     times = f"{show(sum(quick.values()), 's')} instead of {show(sum(slow.values()), 's')}"
     if per_sample:
         took = (
             f"all workers together need {times} per sample (global batches are "
-            f"{best.global_batch_size} and {other.global_batch_size} samples; iterations take "
-            f"{show(best.iteration_s, 's')} and {show(other.iteration_s, 's')})"
+            f"{best.global_batch_size} and {slower.global_batch_size} samples; iterations take "
+            f"{show(best.iteration_s, 's')} and {show(slower.iteration_s, 's')})"
         )
     else:
         took = f"an iteration takes {times}"
     more = {kind: slow.get(kind, 0.0) - quick.get(kind, 0.0) for kind in WORDS}
-    return f"{name} is {faster} {other_name}: {took}; {_parts(more, total, other)}"
+    return f"{name} is {faster} {slower_name}: {took}; {_parts(more, total, slower)}"
 
 
 def _uncertainty(p: Prediction) -> float:

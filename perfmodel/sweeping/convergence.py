@@ -151,9 +151,9 @@ class Convergence(Drawn, Tabular, frozen=True, kw_only=True):
     def title(self) -> str:
         """A sentence on where times and accuracies come from."""
         jobs = [t.prediction for t in self.trained if t.prediction is not None]
-        what = f"predicted for {common(jobs)}" if jobs else "taken from the schedules"
+        origin = f"predicted for {common(jobs)}" if jobs else "taken from the schedules"
         return (
-            f"times are {what}; loss and accuracy are those of the task "
+            f"times are {origin}; loss and accuracy are those of the task "
             f"{self.training.task!r}, trained with the same order of reads and updates"
         )
 
@@ -361,7 +361,7 @@ def _curves(
     work: Sequence[SeedTraining], seeds: int, processes: int | None, progress: Progress | None
 ) -> list[tuple[Curve, ...]]:
     """Train all seeds, and return their curves for each job or schedule."""
-    trainings = [one._replace(seed=seed) for one in work for seed in range(seeds)]
+    trainings = [training._replace(seed=seed) for training in work for seed in range(seeds)]
     curves: dict[int, Curve] = {}
     count = min(processes or usable_cores(), len(trainings), MOST_PROCESSES)
     with Processes(count) as pool:

@@ -79,8 +79,8 @@ def _lines(over: str, key: str, series: Mapping[str, Sequence[Row]]) -> list[Mar
             continue
         x, y = [float(row[over]) for row in rising], [row[key] for row in rising]
         ends = [row["interval"][key] for row in rising if row["interval"]]
-        whole = len(series) <= MOST_BANDS and len(ends) == len(rising)
-        low, high = zip(*ends, strict=True) if whole else ((), ())
+        has_band = len(series) <= MOST_BANDS and len(ends) == len(rising)
+        low, high = zip(*ends, strict=True) if has_band else ((), ())
         shape = marker(number)
         marks.append(Series(name, x, y, line, "line", shape, low=low, high=high, band=INTERVAL))
         if ideal:

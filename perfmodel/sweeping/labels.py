@@ -45,8 +45,8 @@ def _label(name: str, value: object) -> str:
         return f"{value} steps"
     unit = dimension_of(name)
     if unit is not None and isinstance(value, (int, float)) and math.isfinite(value):
-        what = name.removesuffix(f"_{unit}").replace("_", " ")
-        return show(value, unit) if what == "bandwidth" else f"{what} {show(value, unit)}"
+        words = name.removesuffix(f"_{unit}").replace("_", " ")
+        return show(value, unit) if words == "bandwidth" else f"{words} {show(value, unit)}"
     if name in ("jitter", "seed", "stragglers"):
         return f"{name} {value}"
     return str(value) if name in NAMED else f"{name}={value}"

@@ -14,8 +14,8 @@ OF_PIPELINES = ("pipeline", "schedule", "virtual_stages", "stage_layers", "trans
 def unused(tensor: int, pipeline: int) -> dict[str, None]:
     """Return what replicas of so many devices have no use for, for arguments of
     :func:`perfmodel.make_job`."""
-    whole = tuple(name for name in OF_REPLICA if name not in (*OF_EXPERTS, *OF_CONTEXT))
-    names = whole if tensor == pipeline == 1 else ()
+    of_replicas = tuple(name for name in OF_REPLICA if name not in (*OF_EXPERTS, *OF_CONTEXT))
+    names = of_replicas if tensor == pipeline == 1 else ()
     names += OF_TENSORS if tensor == 1 else ()
     names += OF_PIPELINES if pipeline == 1 else ()
     return dict.fromkeys(names)

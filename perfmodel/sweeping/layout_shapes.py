@@ -91,10 +91,10 @@ class Shapes(Sequence[Job]):
         and which of them each shape has."""
         codes = [self.choice[name] for name in names] + list(more)
         code = np.zeros(len(codes[0]), np.int64)
-        for one in codes:
-            code = code * (int(one.max(initial=0)) + 1) + one
-        _, first, which = np.unique(code, return_index=True, return_inverse=True)
-        return first, which.reshape(-1)
+        for column in codes:
+            code = code * (int(column.max(initial=0)) + 1) + column
+        _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+        return first, inverse.reshape(-1)
 
     @property
     def single(self) -> Ids:
@@ -115,12 +115,12 @@ class Shapes(Sequence[Job]):
         workers = column["workers"] = np.maximum(self.job.devices // size, 1)
         why = ["", "devices do not form whole replicas", NO_MULTIPLE]
         why.append("global_batch_size is no multiple of replicas x micro_batch_size")
-        each = (workers * column["micro_batch_size"])[:, None]
-        numbers = batches // each if len(batches) else np.tile(passes, (len(size), 1))
+        samples = (workers * column["micro_batch_size"])[:, None]
+        numbers = batches // samples if len(batches) else np.tile(passes, (len(size), 1))
         odd = (column["virtual_stages"] > 1)[:, None] & (numbers % column["pipeline"][:, None] > 0)
         reason = np.where(odd, 2, 0)
         if len(batches):
-            reason = np.where(batches % each > 0, 3, reason)
+            reason = np.where(batches % samples > 0, 3, reason)
         reason[self.job.devices % size > 0] = 1
         return numbers, why, reason
 
@@ -162,22 +162,22 @@ class Shapes(Sequence[Job]):
             (OF_JOB, (), self._check_job),
         ):
             left = np.array([k for k in range(len(self.single)) if k not in errors], np.int64)
-            first, which = self.of(names, *more)
+            first, inverse = self.of(names, *more)
             bad: dict[int, str] = {}
-            needed = np.unique(which[left])
+            needed = np.unique(inverse[left])
             places = np.full(len(first), -1)
-            places[which[left][::-1]] = left[::-1]  # the first that is left of each
-            for one in needed.tolist():
+            places[inverse[left][::-1]] = left[::-1]  # the first that is left of each
+            for kind in needed.tolist():
                 try:
-                    check(int(places[one]))
+                    check(int(places[kind]))
                 except InputError as error:
-                    bad[one] = str(error)
+                    bad[kind] = str(error)
             if bad:
-                errors |= {k: bad[which[k]] for k in left.tolist() if which[k] in bad}
+                errors |= {k: bad[inverse[k]] for k in left.tolist() if inverse[k] in bad}
         return errors
 
     def _check_schedule(self, place: int) -> None:
-        name, chunks = (self.columns[one][place] for one in ("schedule", "virtual_stages"))
+        name, chunks = (self.columns[column][place] for column in ("schedule", "virtual_stages"))
         if not files.looks_like_path(name):
             schedule_named(name, 2, 4, chunks=int(chunks))
 
@@ -191,8 +191,7 @@ class Shapes(Sequence[Job]):
             self.known.first_seats(job)
 
     def _key(self, place: int) -> tuple[Any, ...]:
-        tensor, *rest = (self.columns[name][place] for name in OF_DIVISION)
-        *sizes, recompute = rest
+        tensor, *sizes, recompute = (self.columns[name][place] for name in OF_DIVISION)
         several = any(self.columns[name][place] > 1 for name in OF_SEVERAL)
         return (int(tensor) if several else 0, *map(int, sizes), recompute)
 
@@ -200,9 +199,9 @@ class Shapes(Sequence[Job]):
         """Return a job of a shape with one micro-batch."""
         column = self.columns
         made = self._division(self._key(place))
-        other = self.other(place)
+        like = self.of_architecture(place)
         kind: dict[str, Any] = {
-            "architecture": other.architecture, "options": other.options,
+            "architecture": like.architecture, "options": like.options,
             "workers": int(column["workers"][place]), "given": None,
         }  # fmt: skip
         chunks, stages = int(column["virtual_stages"][place]), int(column["pipeline"][place])
@@ -235,7 +234,7 @@ class Shapes(Sequence[Job]):
             raise made
         return made
 
-    def other(self, place: int) -> Job:
+    def of_architecture(self, place: int) -> Job:
         """Return the job with the architecture of a shape, whose options depend on there being a
         pipeline."""
         key = (self.columns["arch"][place], bool(self.columns["pipeline"][place] > 1))
@@ -246,19 +245,19 @@ class Shapes(Sequence[Job]):
     def kinds(self) -> Ids:
         """Return a number for what the times of a shape's actions depend on of its architecture,
         (shapes,)."""
-        first, which = self.of(("arch",), np.asarray(self.columns["pipeline"] > 1, np.int64))
+        first, inverse = self.of(("arch",), np.asarray(self.columns["pipeline"] > 1, np.int64))
         numbers: dict[Hashable, int] = {}
         kinds = []
         for place in first.tolist():
-            options = self.other(place).options
+            options = self.of_architecture(place).options
             key = options.asynchronous, options.one_collective
             kinds.append(numbers.setdefault(key, len(numbers)))
-        return np.array(kinds)[which]
+        return np.array(kinds)[inverse]
 
 
 def _column(choices: Sequence[int] | Sequence[str]) -> NDArray[Any]:
     """Return numbers as integers, and names as objects."""
-    kind = object if any(isinstance(one, str) for one in choices) else np.int64
+    kind = object if any(isinstance(choice, str) for choice in choices) else np.int64
     return np.array(list(choices), kind)
 
 
@@ -275,9 +274,9 @@ def _other(job: Job, arch: str, pipelined: bool) -> Job:
     return job.with_(**changes) if changes else job
 
 
-def _divided(job: Job, tensor: int, context: int, expert: int, each: int, recompute: str) -> Job:
+def _divided(job: Job, tensor: int, context: int, expert: int, samples: int, recompute: str) -> Job:
     """Return the job with layers divided by so many devices (``tensor`` 0: single devices), for one
-    micro-batch of ``each`` samples."""
+    micro-batch of ``samples`` samples."""
     passes = job.workload.accumulation
     changes: dict[str, Any] = {"tensor": tensor or None, "micro_batches": passes}
     stages = job.replica.pipeline if tensor and job.replica else 1
@@ -291,8 +290,8 @@ def _divided(job: Job, tensor: int, context: int, expert: int, each: int, recomp
         changes |= {"devices": None, "workers": max(workers, 1)}
     if not tensor:
         changes |= dict.fromkeys(OF_REPLICA) | {"devices": None, "workers": job.devices}
-    if each * passes != job.workload.batch_size:
-        changes["batch_size"] = each * passes
+    if samples * passes != job.workload.batch_size:
+        changes["batch_size"] = samples * passes
     if recompute != job.workload.recompute:
         changes["recompute"] = recompute
     made = job_facts.with_layers(job.with_(**changes))

@@ -103,8 +103,8 @@ class Layouts(Tabular, frozen=True, eq=False, kw_only=True):
         if expert > 1 and given["tensor"] > 1:
             given["sequence_parallel"] = True
         given |= unused(given["tensor"], given["pipeline"])
-        for name, own in (("recompute", self.job.workload.recompute), ("arch", "")):
-            if (value := getattr(self, name)[number]) != own:
+        for name, default in (("recompute", self.job.workload.recompute), ("arch", "")):
+            if (value := getattr(self, name)[number]) != default:
                 given[name] = value
         return given
 
@@ -212,13 +212,13 @@ def combinations(job: Job, **axes: Unpack[LayoutAxes]) -> Combinations:
     for name, values in numbers.items():
         for value in values:
             whole_number(name, value)
-    own, now = job.workload.batch_size // job.workload.accumulation, job.replica.experts
+    samples, now = job.workload.batch_size // job.workload.accumulation, job.replica.experts
     contexts = axes.get("context") or (job.replica.context,)
     choices: dict[str, Sequence[int] | Sequence[str]] = {
         "tensor": axes.get("tensor", (1,)), "context": contexts,
         "expert": axes.get("expert") or (now.degree if now else 1,),
         "pipeline": axes.get("pipeline", (1,)), "virtual_stages": axes.get("virtual_stages", (1,)),
-        "micro_batch_size": axes.get("micro_batch_size") or (own,),
+        "micro_batch_size": axes.get("micro_batch_size") or (samples,),
         "recompute": axes.get("recompute") or (job.workload.recompute,),
         "arch": axes.get("arch") or ("",), "schedule": axes.get("schedule") or ("",),
     }  # fmt: skip
@@ -257,7 +257,7 @@ class Combinations:
         each shape has, (shapes,)."""
         shapes, kinds = self.shapes, self.shapes.kinds()
         of_stages = ("pipeline", "virtual_stages", "schedule")
-        firsts, which = shapes.of((*OF_DIVISION, *of_stages), kinds)
+        firsts, inverse = shapes.of((*OF_DIVISION, *of_stages), kinds)
         columns, of_column = shapes.of(OF_DIVISION, kinds, shapes.single)
         replicas, of_replica = shapes.of(of_stages, shapes.single)
         least = Least(
@@ -266,7 +266,7 @@ class Combinations:
             of_column[firsts],
             of_replica[firsts],
         )
-        return least, firsts, which
+        return least, firsts, inverse
 
     def bounded(self) -> Layouts:
         """Return all with the least times of their steps in place of their times, and no bubbles.
@@ -275,25 +275,25 @@ class Combinations:
         ------
         InputError : none is possible.
         """
-        least, firsts, which = self._different()
+        least, firsts, inverse = self._different()
         shape, number = np.nonzero(self.shapes.passes)
         least_s = least_steps(least, self.shapes.passes[firsts], self.known)
         rows = np.arange(len(shape))
-        return self._sorted(rows, least_s[which[shape], number], np.zeros(len(rows)))
+        return self._sorted(rows, least_s[inverse[shape], number], np.zeros(len(rows)))
 
     def least_allocated(self) -> Floats:
         """Return the least that a device of the first stage allocates (bytes), (layouts,)."""
         shapes, kinds = self.shapes, self.shapes.kinds()
-        least, firsts, which = self._different()
+        least, firsts, inverse = self._different()
         shape, number = np.nonzero(shapes.passes)
         tensors, kept = least_kept(least, shapes.passes[firsts], self.known)
         several, of_states = shapes.of(("arch", "context", "expert"), shapes.workers, kinds)
         work = shapes[0].workload
         jobs = [msgspec.structs.replace(shapes[k], workload=work) for k in several.tolist()]
         states = [states_of(job, self.known) for job in jobs]
-        kept_bytes = kept[which[shape], number]
+        kept_bytes = kept[inverse[shape], number]
         return least_allocated(
-            tensors[which[shape]], kept_bytes, self.micro_batches, states, of_states[shape]
+            tensors[inverse[shape]], kept_bytes, self.micro_batches, states, of_states[shape]
         )
 
     def evaluated(self, wanted: Iterable[int] | None = None) -> Layouts:
@@ -311,17 +311,17 @@ class Combinations:
         arrays = [k for k in new if k not in self.impossible and as_arrays(self.shapes[k])]
         passes = {k: self.micro_batches[new[k]] for k in new}
         jobs = [self.shapes[k] for k in arrays]
-        found = along(jobs, [passes[k] for k in arrays], _formulas, self.known)
-        steps = dict(zip(arrays, found, strict=True))
+        results = along(jobs, [passes[k] for k in arrays], _formulas, self.known)
+        steps = dict(zip(arrays, results, strict=True))
         for k in new.keys() - steps.keys() - self.impossible:
             steps[k] = self._one_by_one(self.shapes[k], passes[k])
-        for k, one in steps.items():
-            if isinstance(one, InputError):
+        for k, result in steps.items():
+            if isinstance(result, InputError):
                 self.impossible.add(k)
-                text, count = str(one), int((self.shape == k).sum())
+                text, count = str(result), int((self.shape == k).sum())
                 self.skipped[text] = self.skipped.get(text, 0) + count
             else:
-                self.step_s[new[k]], self.bubble_s[new[k]] = one
+                self.step_s[new[k]], self.bubble_s[new[k]] = result
         rows = rows[~np.isnan(self.step_s[rows])]
         return self._sorted(rows, self.step_s[rows], self.bubble_s[rows])
 
@@ -333,18 +333,18 @@ class Combinations:
         last = int(passes[-1])
         try:
             for count in [*line.anchors, last] if alone else []:
-                known[count] = self._one(job, count)
+                known[count] = self._step_of(job, count)
             beyond = on_line(line, known) if alone else None
             if beyond is not None and not np.allclose(beyond[-1], known[last], rtol=SAME, atol=0.0):
                 beyond = None
             few = passes if beyond is None else line.few
-            values = [known.get(count) or self._one(job, count) for count in few.tolist()]
+            values = [known.get(count) or self._step_of(job, count) for count in few.tolist()]
         except InputError as error:
             return error
         table = np.array(values).reshape(-1, 2)
         return Steps(*(table if beyond is None else np.concatenate([table, beyond])).T)
 
-    def _one(self, job: Job, passes: int) -> Value:
+    def _step_of(self, job: Job, passes: int) -> Value:
         """Return the seconds of a step, and of its bubble, with so many micro-batches."""
         phases = coarse.phases(with_passes(job, passes))
         bubble = phases.parts.get(BUBBLE)
@@ -360,9 +360,9 @@ class Combinations:
             self.shape[rows],
             self.micro_batches[rows],
         )
-        each = column["workers"] * column["micro_batch_size"]
+        per_pass = column["workers"] * column["micro_batch_size"]
         known = step_s > 0.0  # else nothing is known of the least time
-        batch = each[shape] * micro_batches
+        batch = per_pass[shape] * micro_batches
         rate = np.divide(batch, step_s, out=np.full(len(step_s), np.inf), where=known)
         order = np.argsort(-rate, kind="stable")
         shape = shape[order]

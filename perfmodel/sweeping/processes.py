@@ -251,7 +251,7 @@ def _answer(task: bytes) -> bytes:
             value = function(*args, **kwargs)
         except Exception as raised:
             error, trace = raised, traceback.format_exc()
-    issued: list[Warned] = [(str(one.message), one.category) for one in caught]
+    issued: list[Warned] = [(str(warning.message), warning.category) for warning in caught]
     try:
         return pickle.dumps((value, error, trace, issued))
     except Exception as raised:

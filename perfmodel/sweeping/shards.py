@@ -46,7 +46,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     axes: Row
     inputs: str
 
-    def check(self, folder: Path, other: About) -> None:
+    def check(self, folder: Path, wanted: About) -> None:
         """Reject a sweep that differs from the one in the folder.
 
         Raises
@@ -54,17 +54,17 @@ class About(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         InputError : the sweeps differ; the text says where.
         """
         here = f"--resume: {folder} holds another sweep"
-        if self.schema != other.schema or self.installation != other.installation:
-            raise InputError(f"{here}, made by {self.installation}; this is {other.installation}")
-        if list(self.axes) != list(other.axes):
-            there, now = (", ".join(a) or "nothing" for a in (self.axes, other.axes))
+        if self.schema != wanted.schema or self.installation != wanted.installation:
+            raise InputError(f"{here}, made by {self.installation}; this is {wanted.installation}")
+        if list(self.axes) != list(wanted.axes):
+            there, now = (", ".join(a) or "nothing" for a in (self.axes, wanted.axes))
             raise InputError(f"{here}: that sweep varies {there}, this one {now}")
-        for old, new in ((self.how, other.how), (self.axes, other.axes)):
+        for old, new in ((self.how, wanted.how), (self.axes, wanted.axes)):
             for name, value in new.items():
                 if old.get(name) != value:
                     was = old.get(name)
                     raise InputError(f"{here}: {name} is {was} in that sweep, {value} in this one")
-        if self.inputs != other.inputs:
+        if self.inputs != wanted.inputs:
             raise InputError(f"{here}: its jobs, or the contents of their files, differ")
 
 

@@ -155,8 +155,8 @@ class Sweep(Paged, Tabular, frozen=True, kw_only=True):
             return bars_of([label(point) or "job" for point in self.points], rows)
         series: dict[str, list[Row]] = {}
         for point, row in zip(self.points, rows, strict=True):
-            rest = {name: value for name, value in point.items() if name != over}
-            series.setdefault(label(rest), []).append(row)
+            others = {name: value for name, value in point.items() if name != over}
+            series.setdefault(label(others), []).append(row)
         return lines_over(over, series)
 
     def _numeric(self) -> list[str]:

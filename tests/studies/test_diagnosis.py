@@ -233,7 +233,7 @@ def test_parts_of_a_step_share_the_errors_of_a_prediction() -> None:
     from scipy.stats import multivariate_normal
 
     p = predict(JOB, fidelity="coarse")
-    errors = Errors(step=0.3, compute=0.1, network=0.13, rest=0.2)
+    errors = Errors(step=0.3, compute=0.1, network=0.13, remainder=0.2)
     run = Observed(JOB, p)
 
     def told(mean: float, slowest: float) -> float:

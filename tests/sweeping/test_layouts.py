@@ -89,14 +89,14 @@ def test_many_numbers_cost_a_few_evaluations(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_single_devices_are_on_a_line_along_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four of forty numbers are evaluated, and the first, which is not on the line."""
-    count, one = 0, module.Combinations._one
+    count, one = 0, module.Combinations._step_of
 
     def counted(*arguments: Any) -> Any:
         nonlocal count
         count += 1
         return one(*arguments)
 
-    monkeypatch.setattr(module.Combinations, "_one", counted)
+    monkeypatch.setattr(module.Combinations, "_step_of", counted)
     axes: dict[str, Any] = {"tensor": (1,), "micro_batches": range(1, 41), "arch": ("zero2",)}
     found = layouts(made(), **axes)
     assert (len(found), count) == (40, 5)
@@ -113,7 +113,7 @@ def test_single_devices_that_are_on_no_line_are_evaluated_one_by_one(
     def bent(of: Any, job: Job, passes: int) -> tuple[float, float]:
         return max(42.0 + passes, 3.0 * passes), 0.0
 
-    monkeypatch.setattr(module.Combinations, "_one", bent)
+    monkeypatch.setattr(module.Combinations, "_step_of", bent)
     found = layouts(made(), tensor=(1,), micro_batches=range(1, 41))
     steps = dict(zip(found.micro_batches.tolist(), found.step_s.tolist(), strict=True))
     assert (steps[1], steps[20], steps[30], steps[40]) == (43.0, 62.0, 90.0, 120.0)

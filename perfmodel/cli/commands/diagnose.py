@@ -75,7 +75,7 @@ def diagnose(
 
     out.check()
     given = [_InputFile.read(path) for path in files]
-    jobs = [one.path for one in given if one.kind in READERS]
+    jobs = [file.path for file in given if file.kind in READERS]
     if jobs:
         flags = flags._replace(typed={**flags.typed, "job": (*jobs, *filter(None, flags.jobs))})
     job = api.make_job(**per_worker(flags.arguments(), "--global-batch-size"))
@@ -90,38 +90,40 @@ def diagnose(
             "--measured: give one of the speed, the time of a step (--measured-step) and a log"
         )
     values: dict[str, float] = {name: rows[-1] for name, rows in read.items()}
-    remarks = _said({**values, **({"step_s": steps_s[0]} if given else {})})
+    remarks = _in_words({**values, **({"step_s": steps_s[0]} if given else {})})
     values |= {name: seconds for name, seconds in parts.items() if seconds is not None}
     sockets, nvlink = values.pop("sockets", None), values.pop("nvlink", None)
-    told = Measured(
+    run = Measured(
         step_s=steps_s[0],
         steps_s=also,
         sockets=None if sockets is None else bool(sockets),
         nvlink=None if nvlink is None else bool(nvlink),
         **values,
     )
-    result = diagnosis.diagnose(told, job)
+    result = diagnosis.diagnose(run, job)
     if out.put(result, remarks=remarks):
         printing.diagnosis(result)
 
 
-def _said(values: Mapping[str, float]) -> list[str]:
+def _in_words(values: Mapping[str, float]) -> list[str]:
     """What files say, in words."""
     from perfmodel.base.units import show
     from perfmodel.studies.observables import OBSERVABLES
 
-    said = [
-        f"{OBSERVABLES[name].what}: {show(value, OBSERVABLES[name].unit)}"
+    parts = [
+        f"{OBSERVABLES[name].meaning}: {show(value, OBSERVABLES[name].unit)}"
         for name, value in values.items()
         if name in OBSERVABLES
     ]
     if "through_host" in values:
-        said.append(f"transfers through the host: {values['through_host']:.0%} of pairs of devices")
+        parts.append(
+            f"transfers through the host: {values['through_host']:.0%} of pairs of devices"
+        )
     if "nvlink" in values:
-        said.append(f"NVLink inside nodes: {'yes' if values['nvlink'] else 'no'}")
+        parts.append(f"NVLink inside nodes: {'yes' if values['nvlink'] else 'no'}")
     if "sockets" in values:
-        said.append(f"channels between nodes: {'sockets' if values['sockets'] else 'RDMA'}")
-    return [f"read: {'; '.join(said)}"] if said else []
+        parts.append(f"channels between nodes: {'sockets' if values['sockets'] else 'RDMA'}")
+    return [f"read: {'; '.join(parts)}"] if parts else []
 
 
 class _InputFile(NamedTuple):
@@ -158,32 +160,35 @@ def _read(given: Sequence[_InputFile], job: Job) -> dict[str, list[float]]:
     from perfmodel.measuring.outputs import horovod, nccl_log, topology, training_logs
     from perfmodel.traces.workload import import_trace
 
-    told: dict[str, list[float]] = {}
+    readings: dict[str, list[float]] = {}
     traces: list[ImportedTrace] = []
     for path, kind, text in given:
         channels = nccl_log.parse(text)
         if channels is not None and channels.through_host is not None:
-            told["through_host"] = [channels.through_host]
+            readings["through_host"] = [channels.through_host]
         if channels is not None and channels.sockets is not None:
-            told["sockets"] = [float(channels.sockets)]
+            readings["sockets"] = [float(channels.sockets)]
         if kind in (formats.TRACE, formats.GZIP):
             traces.append(import_trace(path))
         elif kind == formats.TOPOLOGY:
             matrix = topology.parse(text, path)
-            told["through_host"], told["nvlink"] = [matrix.through_host], [float(matrix.nvlink)]
+            readings["through_host"], readings["nvlink"] = (
+                [matrix.through_host],
+                [float(matrix.nvlink)],
+            )
         elif kind == formats.HOROVOD:
             timeline = horovod.parse(text, path)
-            told["communication_s"] = [timeline.communication_s]
+            readings["communication_s"] = [timeline.communication_s]
             if timeline.step_s is not None:
-                told.setdefault("step_s", []).append(timeline.step_s)
+                readings.setdefault("step_s", []).append(timeline.step_s)
         elif (not kind or kind in (*READERS, formats.NCCL_LOG)) and training_logs.is_log(text):
             seconds = _step_of(training_logs.parse(text, path), job)
-            told.setdefault("step_s", []).append(seconds)
+            readings.setdefault("step_s", []).append(seconds)
         elif kind not in (*READERS, formats.NCCL_LOG):
-            told["link_bytes_per_s"] = [_rate_of(path, kind)]
+            readings["link_bytes_per_s"] = [_rate_of(path, kind)]
     for name, value in _of_traces(traces).items():
-        told.setdefault(name, []).append(value)
-    return told
+        readings.setdefault(name, []).append(value)
+    return readings
 
 
 def _rate_of(path: str, kind: str) -> float:
@@ -229,7 +234,7 @@ def _of_traces(traces: Sequence[ImportedTrace]) -> dict[str, float]:
     exposed = [part["communication_exposed"] for part in parts]
     moving = [part["communication_hidden"] + part["communication_exposed"] for part in parts]
     idle = [part["idle"] for part in parts]
-    told = {
+    readings = {
         "step_s": fmean(trace.step_s for trace in traces),
         "compute_s": fmean(compute),
         "exposed_s": min(exposed),
@@ -237,7 +242,7 @@ def _of_traces(traces: Sequence[ImportedTrace]) -> dict[str, float]:
         "loading_s": fmean(part["data_loading"] for part in parts),
         "host_s": fmean(idle),
     }
-    return told | ({"slowest_compute_s": max(compute)} if len(traces) > 1 else {})
+    return readings | ({"slowest_compute_s": max(compute)} if len(traces) > 1 else {})
 
 
 def _step_of(speed: LogSpeed, job: Job) -> float:

@@ -181,12 +181,12 @@ def _replayed(
     batch_size = arguments.get("batch_size")
     known = {} if ranks is None else {"workers": ranks}
     replayed = replay(paths, batch_size=batch_size, fidelity=how, **known)
-    own = replayed.arguments
-    options = {**own.get("options", {}), **arguments.get("options", {})}
-    if arguments.get("arch", own["arch"]) != own["arch"]:
+    traced = replayed.arguments
+    options = {**traced.get("options", {}), **arguments.get("options", {})}
+    if arguments.get("arch", traced["arch"]) != traced["arch"]:
         options = dict(arguments.get("options", {}))
-    rest = {name: value for name, value in arguments.items() if value not in (None, ())}
-    return replayed, {**own, **rest, "options": options}
+    given = {name: value for name, value in arguments.items() if value not in (None, ())}
+    return replayed, {**traced, **given, "options": options}
 
 
 def check_iterations(iterations: int | None, fidelity: str) -> None:

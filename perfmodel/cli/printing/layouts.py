@@ -12,38 +12,38 @@ MOST, OUTSIDE = 12, 3
 """Rows of layouts that fit, and that do not; --verbose prints all."""
 
 
-def comparison(found: LayoutComparison) -> None:
+def comparison(result: LayoutComparison) -> None:
     """Print layouts, those that fit first."""
-    best = found.best
-    inside = [one for one in found.layouts if one.fits]
-    outside = [one for one in found.layouts if not one.fits]
-    show(bold(f"{found.title}: {best.label}"))
-    has = "unknown" if found.device_bytes is None else quantity(found.device_bytes, "bytes")
+    best = result.best
+    inside = [layout for layout in result.layouts if layout.fits]
+    outside = [layout for layout in result.layouts if not layout.fits]
+    show(bold(f"{result.title}: {best.label}"))
+    has = "unknown" if result.device_bytes is None else quantity(result.device_bytes, "bytes")
     show(
-        f"{found.evaluated} layouts evaluated by formulas; memory with {found.confidence:.0%}, a "
+        f"{result.evaluated} layouts evaluated by formulas; memory with {result.confidence:.0%}, a "
         f"device has {has}\n"
     )
     everything = verbosity() > 0
     rows = inside if everything else inside[:MOST]
     rows += outside if everything or not inside else outside[:OUTSIDE]
     heads = ("", "layout", "samples/s", "of best", "memory", "fits", "bubble", "exposed")
-    print_table(heads, [_row(k, one, best) for k, one in enumerate(rows, 1)])
+    print_table(heads, [_row(k, layout, best) for k, layout in enumerate(rows, 1)])
     show(f"\n{dim('*')} no other that fits is as fast with less memory")
-    if len(rows) < len(found.layouts):
-        show(f"{dim('note')}: --verbose lists {len(found.layouts) - len(rows)} more")
-    for reason, count in found.skipped.items() if everything else ():
+    if len(rows) < len(result.layouts):
+        show(f"{dim('note')}: --verbose lists {len(result.layouts) - len(rows)} more")
+    for reason, count in result.skipped.items() if everything else ():
         show(f"{dim('skipped')}: {count} ({reason})")
 
 
-def _row(rank: int, one: ComparedLayout, best: ComparedLayout) -> tuple[str, ...]:
-    chance = one.fits_probability
+def _row(rank: int, layout: ComparedLayout, best: ComparedLayout) -> tuple[str, ...]:
+    chance = layout.fits_probability
     return (
-        f"{rank}{'*' if one.pareto else ''}",
-        one.label,
-        f"{one.throughput_samples_per_s:.4g}",
-        f"{one.throughput_samples_per_s / best.throughput_samples_per_s:.1%}",
-        quantity(one.needed_bytes, "bytes"),
+        f"{rank}{'*' if layout.pareto else ''}",
+        layout.label,
+        f"{layout.throughput_samples_per_s:.4g}",
+        f"{layout.throughput_samples_per_s / best.throughput_samples_per_s:.1%}",
+        quantity(layout.needed_bytes, "bytes"),
         "-" if chance is None else f"{chance:.0%}",
-        f"{one.bubble_fraction:.1%}",
-        f"{one.exposed_fraction:.1%}",
+        f"{layout.bubble_fraction:.1%}",
+        f"{layout.exposed_fraction:.1%}",
     )

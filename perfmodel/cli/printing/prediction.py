@@ -161,15 +161,15 @@ def _staleness_in_a_row(p: Prediction) -> Iterator[Row]:
     """Yield staleness and model age in one row."""
     rows = list(_staleness(p))
     if len(rows) == 2:
-        (name, value, spread), (other, age, more) = rows
-        rows = [(name, value, f"{spread}; {other} {age}, {more}")]
+        (name, value, spread), (age_name, age, more) = rows
+        rows = [(name, value, f"{spread}; {age_name} {age}, {more}")]
     yield from rows
 
 
 def _memory(p: Prediction) -> Row:
     stage = p.memory.fullest_stage
-    what = "worker" if stage is None else "device"
-    memory = f"{what} {quantity(p.memory.worker_bytes, 'bytes')}"
+    process = "worker" if stage is None else "device"
+    memory = f"{process} {quantity(p.memory.worker_bytes, 'bytes')}"
     if p.memory.server_bytes is not None:
         memory += f", server {quantity(p.memory.server_bytes, 'bytes')}"
     many = len(p.memory.stages)
@@ -240,17 +240,19 @@ def assumed(worth: Sequence[Effect], of: str = "", *, everything: bool = False) 
         show(f"\n{dim(title)}")
         least = LEAST if everything else MATTERS
         show_rows(assumption_row(e.assumption, _changes(e, least)) for e in shown)
-    rest = [effect for effect in worth if effect not in shown]
-    unjudged = unknown(rest)
+    unlisted = [effect for effect in worth if effect not in shown]
+    unjudged = unknown(unlisted)
     more = f"; formulas cannot judge {unjudged} more" if unjudged else ""
-    uncounted(len(rest) - unjudged, f"change it by less than {MATTERS:.0%}{more}", first=not shown)
+    uncounted(
+        len(unlisted) - unjudged, f"change it by less than {MATTERS:.0%}{more}", first=not shown
+    )
 
 
-def uncounted(number: int, what: str, *, first: bool) -> None:
+def uncounted(number: int, effect: str, *, first: bool) -> None:
     """Print how many assumptions are not listed, if any, and their effect."""
     if number:
-        other = "" if first else "other "
-        line = f"{number} {other}default{'s' * (number > 1)} {what}; --verbose lists them"
+        more = "" if first else "other "
+        line = f"{number} {more}default{'s' * (number > 1)} {effect}; --verbose lists them"
         show(("\n" if first else "") + dim(line))
 
 
@@ -265,9 +267,10 @@ def _changes(effect: Effect, least: float) -> str:
     """Return the changes of the throughput by other values that exceed ``least``."""
     if effect.left_out:
         return effect.unvaried
+    unit = effect.assumption.unit
     return ", ".join(
-        f"{other.ratio - 1.0:+.1%} with {quantity_text(other.value, effect.assumption.unit)}"
-        for other in effect.largest(MOST_VALUES, least)
+        f"{alternative.ratio - 1.0:+.1%} with {quantity_text(alternative.value, unit)}"
+        for alternative in effect.largest(MOST_VALUES, least)
     )
 
 

@@ -91,8 +91,8 @@ def _shared(assumptions: Sequence[SharedAssumption], c: Comparison) -> None:
     if shown:
         show(f"\n{dim('assumed in every job (and how other values change the throughput):')}")
         show_rows(assumption_row(a.assumption, _shifted(a, c)) for a in shown)
-    what = f"shift the jobs by less than {MATTERS:.0%} against each other"
-    uncounted(len(assumptions) - len(shown), what, first=not shown)
+    effect = f"shift the jobs by less than {MATTERS:.0%} against each other"
+    uncounted(len(assumptions) - len(shown), effect, first=not shown)
 
 
 def _shifted(shared: SharedAssumption, c: Comparison) -> str:
