@@ -70,5 +70,15 @@ def dimension_of(field: str) -> str | None:
     return None
 
 
+def words_and_unit(name: str) -> tuple[str, str]:
+    """Return a name without its unit, in words, and the unit; "" if it ends in none.
+
+    >>> words_and_unit("bandwidth_bytes_per_s"), words_and_unit("batch_size")
+    (('bandwidth', 'bytes_per_s'), ('batch size', ''))
+    """
+    unit = dimension_of(name) or ""
+    return name.removesuffix(f"_{unit}" if unit else "").strip("_").replace("_", " "), unit
+
+
 def _ends(field: str, unit: str) -> bool:
     return field.endswith(unit) and not field[: -len(unit)][-1:].isalnum()

@@ -10,7 +10,11 @@ import math
 import re
 
 from perfmodel.base.errors import InputError, number, suggestion
-from perfmodel.base.limits import LIMITS, dimension_of as dimension_of
+from perfmodel.base.limits import (
+    LIMITS,
+    dimension_of as dimension_of,
+    words_and_unit as words_and_unit,
+)
 
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}

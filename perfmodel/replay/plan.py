@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats, Ids
-from perfmodel.results.schedule import CENTRE, WHOLE, Event, Schedule
+from perfmodel.results.schedule import CENTRE, WHOLE, Event, Schedule, by_slice, gradient_keys
 
 Version = tuple[int, int, int]
 """A model, a slice and its version."""
@@ -55,12 +55,6 @@ def make_plan(schedule: Schedule) -> ReplayPlan:
     )
 
 
-def gradient_keys(schedule: Schedule) -> Ids:
-    """Return a number for each row, equal for rows about the same gradient."""
-    steps = int(schedule.step.max(initial=0)) + 1
-    return schedule.worker.astype(np.int64) * steps + schedule.step
-
-
 def _staleness(schedule: Schedule) -> Floats:
     """Return the staleness of each APPLY, mean over its slices; 0 for other rows."""
     central = bool((schedule.model == CENTRE).any())
@@ -96,10 +90,7 @@ def _old_versions(schedule: Schedule) -> dict[Version, int]:
     if not (schedule.event == Event.MIX).any():
         return {}
     count = len(schedule.header.slices)
-    times = np.where(schedule.slice == WHOLE, count, 1)
-    rows = np.repeat(np.arange(len(schedule)), times)
-    inside = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times)
-    slices = np.where(schedule.slice[rows] == WHOLE, inside, schedule.slice[rows])
+    rows, slices = by_slice(schedule)
     event = schedule.event[rows]
     writes = (event == Event.APPLY) | (event == Event.MIX)
     mixes = event == Event.MIX

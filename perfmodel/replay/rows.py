@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.arrays import Floats, Ids
-from perfmodel.replay.plan import ReplayPlan, gradient_keys
-from perfmodel.results.schedule import WHOLE, Event, Schedule
+from perfmodel.replay.plan import ReplayPlan
+from perfmodel.results.schedule import WHOLE, Event, Schedule, gradient_keys
 
 
 class SliceRow(NamedTuple):

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from perfmodel.base.arrays import Floats, Ids
-from perfmodel.base.errors import InputError, unknown_name, whole_number
+from perfmodel.base.errors import InputError, unknown_name
 from perfmodel.foreign.functions import call, load
 from perfmodel.replay.data import Data, digits, mixture
 from perfmodel.replay.networks import DenseNetwork, cross_entropy
@@ -84,17 +84,16 @@ def network_task(name: str, data: Data, hidden: int | None = HIDDEN) -> NetworkT
     return NetworkTask(name, DenseNetwork(data.inputs.shape[1], *layers, data.classes), data)
 
 
-TASKS: Mapping[str, Callable[[int], TrainingTask]] = {
-    "mixture": lambda seed: network_task("mixture", mixture(seed)),
-    "mixture-softmax": lambda seed: network_task("mixture-softmax", mixture(seed), None),
-    "digits": lambda seed: network_task("digits", digits(seed)),
-    "digits-softmax": lambda seed: network_task("digits-softmax", digits(seed), None),
+TASKS: Mapping[str, Callable[[], TrainingTask]] = {
+    "mixture": lambda: network_task("mixture", mixture()),
+    "mixture-softmax": lambda: network_task("mixture-softmax", mixture(), None),
+    "digits": lambda: network_task("digits", digits()),
+    "digits-softmax": lambda: network_task("digits-softmax", digits(), None),
 }
-"""Shipped tasks by name, as functions of the seed of their data: two-layer networks and softmax
-regression."""
+"""Functions that make the shipped tasks: two-layer networks and softmax regression."""
 
 
-def make_task(spec: str, data_seed: int = 0) -> TrainingTask:
+def make_task(spec: str) -> TrainingTask:
     """Make the task that ``spec`` names: one of ``TASKS``, or ``package.module:function``.
 
     The user's function is called without arguments and returns a :class:`TrainingTask`, such as a
@@ -105,12 +104,11 @@ def make_task(spec: str, data_seed: int = 0) -> TrainingTask:
     InputError : there is no such task or function, the function does not return a task, or an
         optional library is missing.
     """
-    whole_number("data_seed", data_seed, at_least=0)
     if ":" not in spec:
         if spec not in TASKS:
             names = [*TASKS, "package.module:function"]
             raise unknown_name("task", spec, names)
-        return TASKS[spec](data_seed)
+        return TASKS[spec]()
     task = call(load(spec, "task"), spec)
     if not isinstance(task, TrainingTask):
         raise InputError(

@@ -159,10 +159,8 @@ class Schedule(Drawn, frozen=True, eq=False):
 
     def applied(self) -> Ids:
         """(workers,) gradients of each worker that were applied to at least one slice."""
-        rows = self.event == Event.APPLY
-        steps = int(self.step.max(initial=0)) + 1
-        keys = np.unique(self.worker[rows].astype(np.int64) * steps + self.step[rows])
-        return np.bincount(keys // steps, minlength=self.header.workers)
+        keys = np.unique(gradient_keys(self)[self.event == Event.APPLY])
+        return np.bincount(keys // _steps(self), minlength=self.header.workers)
 
     def staleness(self) -> Ids:
         """Staleness of each update (updates,), in row order: versions between read and update.
@@ -171,7 +169,7 @@ class Schedule(Drawn, frozen=True, eq=False):
         Without one, updates are the APPLY rows, and versions are those of the worker's own model. A
         row for the whole model counts once per slice.
         """
-        rows, slices = _by_slice(self)
+        rows, slices = by_slice(self)
         event, model = self.event[rows], self.model[rows]
         central = bool((self.model == CENTRE).any())
         updates = (event == Event.APPLY) & ((model == CENTRE) == central)
@@ -312,7 +310,7 @@ class Schedule(Drawn, frozen=True, eq=False):
             raise InputError(
                 f"a schedule has at most {MOST_ROWS} rows if each slice is one, got {expanded}"
             )
-        if h.workers * len(h.slices) * (int(self.step.max(initial=0)) + 1) > MOST_KEYS:
+        if h.workers * len(h.slices) * _steps(self) > MOST_KEYS:
             raise InputError("step: too large for this many workers and slices")
         gradient = np.isin(self.event, (Event.GRADIENT, Event.APPLY, Event.DROP))
         mixes, reads = self.event == Event.MIX, self.event == Event.READ
@@ -346,7 +344,7 @@ class Schedule(Drawn, frozen=True, eq=False):
         """Check that each group that writes a slice of a model raises its version by one, that
         reads return the current version, and that mixed-in versions already exist."""
         width = len(self.header.slices)
-        rows, slices = _by_slice(self)
+        rows, slices = by_slice(self)
         group = np.cumsum(np.diff(self.group, prepend=self.group[:1]) != 0)[rows]
         event, version = self.event[rows], self.version[rows]
 
@@ -378,8 +376,7 @@ class Schedule(Drawn, frozen=True, eq=False):
 
     def _check_gradients(self) -> None:
         """Check that each gradient is computed once, before it is applied or dropped."""
-        steps = int(self.step.max(initial=0)) + 1
-        key = self.worker.astype(np.int64) * steps + self.step
+        key = gradient_keys(self)
         computed = np.flatnonzero(self.event == Event.GRADIENT)
         computed = computed[np.argsort(key[computed], kind="stable")]
         again = np.zeros(len(self), np.bool_)
@@ -396,7 +393,17 @@ class Schedule(Drawn, frozen=True, eq=False):
         _none("step", missing, "a step whose gradient was computed before")
 
 
-def _by_slice(schedule: Schedule) -> tuple[Ids, Ids]:
+def _steps(schedule: Schedule) -> int:
+    """One more than the last step of any worker."""
+    return int(schedule.step.max(initial=0)) + 1
+
+
+def gradient_keys(schedule: Schedule) -> Ids:
+    """Return a number for each row, equal for rows about the same gradient, (rows,)."""
+    return schedule.worker.astype(np.int64) * _steps(schedule) + schedule.step
+
+
+def by_slice(schedule: Schedule) -> tuple[Ids, Ids]:
     """Row numbers and slices; rows for the whole model are repeated for each slice."""
     count = len(schedule.header.slices)
     times = np.where(schedule.slice == WHOLE, count, 1)

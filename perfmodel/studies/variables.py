@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from perfmodel.base.arrays import Floats
-from perfmodel.base.units import dimension_of, show
+from perfmodel.base.units import show, words_and_unit
 from perfmodel.inputs.job import MOST_WORKERS, Job
 
 RANGES: Mapping[str, tuple[float, float]] = {
@@ -54,12 +54,12 @@ class Variable(NamedTuple):
     @property
     def unit(self) -> str:
         """The SI unit; empty if it has none."""
-        return dimension_of(self.name) or ""
+        return words_and_unit(self.name)[1]
 
     @property
     def words(self) -> str:
         """The name without its unit."""
-        return self.name.removesuffix(f"_{self.unit}").replace("_", " ")
+        return words_and_unit(self.name)[0]
 
     def shown(self, value: float) -> str:
         """A value as text with its unit."""

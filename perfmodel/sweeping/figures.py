@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from perfmodel.base.units import dimension_of
+from perfmodel.base.units import words_and_unit
 from perfmodel.reporting import panels
 from perfmodel.reporting.contents import (
     INTERVAL,
@@ -54,8 +54,7 @@ def lines_over(over: str, series: Mapping[str, Sequence[Row]]) -> tuple[Panel, P
     drawn = {name: series[name] for name in spread(list(series), MOST_LINES)}
     xs = sorted({float(r[over]) for rows in series.values() for r in rows if r[over] is not None})
     ys = [row[RATE] for rows in series.values() for row in rows]
-    unit = dimension_of(over) or ""
-    words = over.removesuffix(f"_{unit}").replace("_", " ")
+    words, unit = words_and_unit(over)
     label = f"{words} ({UNITS[over]})" if over in UNITS else words
     ticks = xs if len(xs) <= MOST_TICKS else ()
     x = Axis(label, unit, geometric(xs), ticks=ticks)

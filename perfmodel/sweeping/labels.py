@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from perfmodel.base.units import dimension_of, show
+from perfmodel.base.units import show, words_and_unit
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job import Jitter
 from perfmodel.inputs.profile import Profile
@@ -43,9 +43,8 @@ def _label(name: str, value: object) -> str:
         return f"islands of {value}"
     if name == "island_steps":
         return f"{value} steps"
-    unit = dimension_of(name)
-    if unit is not None and isinstance(value, (int, float)) and math.isfinite(value):
-        words = name.removesuffix(f"_{unit}").replace("_", " ")
+    words, unit = words_and_unit(name)
+    if unit and isinstance(value, (int, float)) and math.isfinite(value):
         return show(value, unit) if words == "bandwidth" else f"{words} {show(value, unit)}"
     if name in ("jitter", "seed", "stragglers"):
         return f"{name} {value}"

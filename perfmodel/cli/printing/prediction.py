@@ -8,7 +8,7 @@ from perfmodel.base.provenance import Assumption
 from perfmodel.base.units import show as quantity
 from perfmodel.cli.printing.text import bold, dim, show, show_rows
 from perfmodel.cli.verbosity import verbosity
-from perfmodel.results.effects import MATTERS, Effect, that_matter, unknown
+from perfmodel.results.effects import MATTERS, Effect
 from perfmodel.results.prediction import ErrorBand, Prediction
 from perfmodel.results.training import Training
 
@@ -234,14 +234,14 @@ def assumed(worth: Sequence[Effect], of: str = "", *, everything: bool = False) 
     if not worth or verbosity() < 0:
         return
     everything = everything or verbosity() > 0
-    shown = list(worth) if everything else that_matter(worth)
+    shown = list(worth) if everything else [effect for effect in worth if effect.matters]
     if shown:
         title = f"assumed (and how other values change the throughput{of}):"
         show(f"\n{dim(title)}")
         least = LEAST if everything else MATTERS
         show_rows(assumption_row(e.assumption, _changes(e, least)) for e in shown)
     unlisted = [effect for effect in worth if effect not in shown]
-    unjudged = unknown(unlisted)
+    unjudged = sum(effect.left_out for effect in unlisted)
     more = f"; formulas cannot judge {unjudged} more" if unjudged else ""
     uncounted(
         len(unlisted) - unjudged, f"change it by less than {MATTERS:.0%}{more}", first=not shown

@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from perfmodel.base.units import dimension_of, show as quantity
+from perfmodel.base.units import dimension_of, show as quantity, words_and_unit
 from perfmodel.cli.printing.text import styled
 from perfmodel.results.memory import SURE
 from perfmodel.sweeping.comparison import WORDS
@@ -74,9 +74,8 @@ def head_text(name: str) -> str:
     """
     if name in HEADS:
         return HEADS[name]
-    name = name.removesuffix(f"_{dimension_of(name)}")
-    cause = name.removeprefix("idle_")
-    return WORDS[cause] if cause in WORDS and name != cause else name.replace("_", " ")
+    cause = name.removeprefix("idle_").removesuffix("_s")
+    return WORDS[cause] if cause in WORDS and name.startswith("idle_") else words_and_unit(name)[0]
 
 
 def cell_text(name: str, row: Row) -> str:

@@ -18,11 +18,10 @@ HEADS = {
 """Names of measures in a table."""
 
 
-def validation(result: Validation, *, cases: bool = True) -> None:
-    """Print a table of cases, if asked for, and one of their groups."""
-    if cases:
-        _cases(result)
-        click.echo()
+def validation(result: Validation) -> None:
+    """Print a table of cases, and one of their groups."""
+    _cases(result)
+    click.echo()
     _groups(result)
 
 
