@@ -18,3 +18,15 @@ def ranked(values: NDArray[np.generic]) -> tuple[Ids, Ids]:
     """Rank of each value among the distinct values, and the first index of each distinct value."""
     _, first, rank = np.unique(values, return_index=True, return_inverse=True)
     return rank, first
+
+
+def pareto_front(first: Floats, second: Floats) -> Ids:
+    """Return the places of the pairs of which no other pair is less in one value and as little in
+    the other, the least ``first`` first; of equal pairs one.
+
+    >>> pareto_front(np.array([3.0, 1.0, 2.0]), np.array([1.0, 2.0, 2.5])).tolist()
+    [1, 0]
+    """
+    order = np.lexsort((second, first))
+    least = np.minimum.accumulate(second[order])
+    return np.asarray(order[second[order] < np.concatenate([[np.inf], least[:-1]])], np.int64)

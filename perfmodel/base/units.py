@@ -27,7 +27,9 @@ def _table(decimal: dict[str, float], binary: dict[str, float]) -> dict[str, flo
     return table
 
 
-_LONG = {"min": 60.0, "h": 3600.0, "d": 86400.0}
+HOUR_S = 3600.0
+
+_LONG = {"min": 60.0, "h": HOUR_S, "d": 24.0 * HOUR_S}
 """Units of the time of a whole training."""
 
 UNITS: dict[str, dict[str, float]] = {

@@ -15,7 +15,9 @@ import msgspec
 import numpy as np
 
 from perfmodel import api
+from perfmodel.base.arrays import pareto_front
 from perfmodel.base.errors import InputError, unknown_name, whole_number
+from perfmodel.base.units import HOUR_S
 from perfmodel.catalogue import catalogue, instances
 from perfmodel.catalogue.documents import OF_DOCUMENTS, documents_of
 from perfmodel.catalogue.instances import Instance
@@ -25,9 +27,9 @@ from perfmodel.inputs.job import Jitter, Job
 from perfmodel.inputs.profile import Profile
 from perfmodel.planning.amounts import Amount, Objective
 from perfmodel.planning.layout_space import Division, Machine, layout_space
-from perfmodel.planning.plans import HOUR_S, Candidate, Lever, Plan, Price, Trade
+from perfmodel.planning.plans import Candidate, Lever, Plan, Price, Trade
 from perfmodel.planning.search import MAX_OPS, MOST_CONSIDERED, Goal, PlanLimits, Search
-from perfmodel.planning.space import Common, DeviceAxes, none_left, space
+from perfmodel.planning.space import Common, DeviceAxes, Space, none_left, space
 from perfmodel.predicting import gains
 from perfmodel.predicting.effects import effects
 from perfmodel.studies.advice import advise
@@ -177,31 +179,24 @@ def plan(
         if not rows:
             raise none_left(out)
         machines = _machines(rows, spot) if division.wanted else []
+    common = _common(varied)
     if machines:
-        search = Search(
-            goal,
-            layout_space(
-                machines, profile, division, most_batch=goal.limits.max_global_batch_size,
-                confidence=goal.limits.memory_confidence, noise=goal.noise, out=out,
-            ),
-            _common(varied), max_ops, executor, progress,
+        among: Space = layout_space(
+            machines, profile, division, most_batch=goal.limits.max_global_batch_size,
+            confidence=goal.limits.memory_confidence, noise=goal.noise, out=out,
         )  # fmt: skip
-        top = min(top, search.among.most_considered)
-        search.settle(simulate=fidelity == "auto", top=top)
-        return _answer(search, profile, top, ())
-    homes: list[Instance] = []
-    if server_instances:
-        bare = instances.read_instances(catalogue_file, bare=True)
+        top, out = min(top, among.most_considered), []
+    else:
+        bare = instances.read_instances(catalogue_file, bare=True) if server_instances else []
         homes = instances.choose_servers(bare, server_instances, spot=spot)
-    axes, common = _axes(varied), _common(varied)
-    among = space(
-        *([(row, row.price(spot) or 0.0) for row in rows], profile, axes),
-        homes=[(row, row.price(spot) or 0.0) for row in homes],
-        most_workers=goal.limits.max_workers,
-        confidence=goal.limits.memory_confidence,
-        common=common,
-        executor=executor,
-    )
+        among = space(
+            *([(row, row.price(spot) or 0.0) for row in rows], profile, _axes(varied)),
+            homes=[(row, row.price(spot) or 0.0) for row in homes],
+            most_workers=goal.limits.max_workers,
+            confidence=goal.limits.memory_confidence,
+            common=common,
+            executor=executor,
+        )
     search = Search(goal, among, common, max_ops, executor, progress)
     search.settle(simulate=fidelity == "auto", top=top)
     return _answer(search, profile, top, out)
@@ -380,31 +375,20 @@ def _notes(search: Search, first: Candidate) -> Iterator[str]:
 
 def _front(search: Search) -> tuple[Trade, ...]:
     """Pareto front of time and cost among the candidates that meet the limits, fastest first."""
-    rising = np.flatnonzero(search.feasible())
-    rising = rising[np.lexsort((search.usd[rising], search.seconds[rising]))]
-    least = np.minimum.accumulate(search.usd[rising])
-    kept = rising[np.concatenate([[True], search.usd[rising][1:] < least[:-1]])]
-    among, trades = search.among, []
-    for i in kept.tolist():
-        series = among.series_of(i)
-        trades.append(
-            Trade(
-                instance=series.instance.name,
-                accelerator=series.instance.accelerator,
-                nodes=int(among.nodes[i]),
-                workers=int(among.workers[i]),
-                servers=int(among.servers[i]) or None,
-                server_instance=series.home.name if series.home is not None else None,
-                architecture=among.arch(i),
-                options=dict(series.options),
-                layout=among.layout(i),
-                batch_size=int(among.batch_size[i]),
-                time_s=float(search.seconds[i]),
-                cost_usd=float(search.usd[i]),
-                fidelity=search.predictions[i].fidelity if i in search.predictions else "coarse",
-            )
+    feasible, among = np.flatnonzero(search.feasible()), search.among
+    places = feasible[pareto_front(search.seconds[feasible], search.usd[feasible])].tolist()
+    return tuple(
+        Trade(
+            **among.identity(i),
+            workers=int(among.workers[i]),
+            servers=int(among.servers[i]) or None,
+            batch_size=int(among.batch_size[i]),
+            time_s=float(search.seconds[i]),
+            cost_usd=float(search.usd[i]),
+            fidelity=search.predictions[i].fidelity if i in search.predictions else "coarse",
         )
-    return tuple(trades)
+        for i in places
+    )
 
 
 def _why(goal: Goal, first: Candidate, runner_up: Candidate | None) -> str:

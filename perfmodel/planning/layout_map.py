@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
+from perfmodel.base.arrays import pareto_front
 from perfmodel.reporting.contents import INK, REFERENCE, Axis, Panel, Series, Span
 from perfmodel.reporting.panels import colour
 
@@ -30,14 +32,10 @@ def on_front(places: Sequence[LayoutPoint]) -> list[int]:
     >>> on_front(places)
     [0, 1]
     """
-    order = [k for k, place in enumerate(places) if place.fits]
-    order.sort(key=lambda k: (-places[k].samples_per_s, places[k].needed_bytes))
-    front, least = list[int](), float("inf")
-    for k in order:
-        if places[k].needed_bytes < least:
-            front.append(k)
-            least = places[k].needed_bytes
-    return front
+    inside = [k for k, place in enumerate(places) if place.fits]
+    slow = np.array([-places[k].samples_per_s for k in inside])
+    large = np.array([places[k].needed_bytes for k in inside])
+    return [inside[k] for k in pareto_front(slow, large).tolist()]
 
 
 def layout_map(places: Sequence[LayoutPoint], device_bytes: float | None) -> Panel:

@@ -45,6 +45,7 @@ from perfmodel.planning.space import (
     joined,
     none_left,
 )
+from perfmodel.studies.variables import divisors
 from perfmodel.sweeping.layouts import Combinations, Layouts, combinations
 
 MICRO_BATCHES = (1, 2, 4, 8)
@@ -240,10 +241,6 @@ def all_devices(machine: Machine) -> int:
     return nodes * machine.cluster.devices_per_node
 
 
-def _divisors(number: int, most: int) -> list[int]:
-    return [k for k in range(1, min(number, most) + 1) if number % k == 0]
-
-
 def combinations_on(
     machine: Machine,
     profile: Profile,
@@ -261,9 +258,9 @@ def combinations_on(
     if decoder is None:
         raise InputError(f"layouts: {profile.name!r} is not a language model with dimensions")
     per_node = machine.cluster.devices_per_node
-    tensor = division.tensor or _divisors(math.gcd(per_node, count), per_node)
+    tensor = division.tensor or divisors(math.gcd(per_node, count), per_node)
     most = min(MOST_STAGES, decoder.blocks)
-    pipeline = division.pipeline or [1, *(k for k in _divisors(count, most) if k > 1)]
+    pipeline = division.pipeline or [1, *(k for k in divisors(count, most) if k > 1)]
     length = division.common.get("sequence_length") or decoder.sequence_length
     tokens = BATCH_TOKENS if count < LARGE else LARGE_BATCH_TOKENS
     batches = division.global_batch_size or (max(tokens // length, 1),)
@@ -319,14 +316,14 @@ def _base(
 
 def _contexts(length: int, count: int) -> list[int]:
     """Return the devices per sequence: as many as leave ``LEAST_TOKENS`` to each."""
-    return _divisors(count, max(length // LEAST_TOKENS, 1))
+    return divisors(count, max(length // LEAST_TOKENS, 1))
 
 
 def _experts(decoder: Decoder, count: int, per_node: int) -> list[int]:
     """Return the devices that divide the experts: up to a node, where tokens travel fast."""
     if decoder.experts is None:
         return [1]
-    return _divisors(math.gcd(decoder.experts.routed, count), per_node)
+    return divisors(math.gcd(decoder.experts.routed, count), per_node)
 
 
 def _columns(

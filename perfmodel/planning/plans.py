@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from perfmodel.base.units import show
+from perfmodel.base.units import HOUR_S, show
 from perfmodel.planning.layout_map import LayoutPoint, layout_map
 from perfmodel.reporting.contents import INK, REFERENCE, Axis, Figure, Page, Panel, Section, Series
 from perfmodel.reporting.drawn import Paged
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = "perfmodel.plan/1"
-
-HOUR_S = 3600.0
 
 OF_RUNS = ("failures", "goodput_fraction", "checkpoint_interval_s")
 """Columns of a run with failures; None without."""

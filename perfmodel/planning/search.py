@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from perfmodel import api
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError, TooLargeError, number, whole_number
+from perfmodel.base.units import HOUR_S
 from perfmodel.inputs.failures import Failures
 from perfmodel.inputs.job import Job
 from perfmodel.planning.lasting import Lasting
-from perfmodel.planning.plans import HOUR_S, Candidate, LossTarget
+from perfmodel.planning.plans import Candidate, LossTarget
 from perfmodel.planning.space import BatchNoise, Common, Space
 from perfmodel.predicting import gains
 from perfmodel.predicting.answer import with_job
@@ -348,10 +349,9 @@ class Search:
 
     def _within(self, i: int) -> float:
         """The probability that a predicted candidate keeps deadline and budget."""
-        seconds, usd = float(self.seconds[i]), float(self.usd[i])
-        worst = max(self.goal.excess(seconds, usd, 0.0, 0.0).values(), default=0.0)
+        worst = self._excess_of_run(i)
         p, times = self.predictions[i], 1.0 / worst if worst else math.inf
-        within = self.lasting.within(i, times * seconds, p)
+        within = self.lasting.within(i, times * float(self.seconds[i]), p)
         return gains.probability_within(p, times) if within is None else within
 
     def _promising(self, i: int) -> bool:
@@ -360,9 +360,12 @@ class Search:
         confidence, room = self.goal.limits.confidence, self.room.get(int(self.among.of[i]))
         if confidence is None or room is None or i in self.predictions:
             return True
-        seconds, usd = float(self.seconds[i]), float(self.usd[i])
-        worst = max(self.goal.excess(seconds, usd, 0.0, 0.0).values(), default=0.0)
-        return worst * room <= 1.0 + UNKNOWN_ERROR / 5.0
+        return self._excess_of_run(i) * room <= 1.0 + UNKNOWN_ERROR / 5.0
+
+    def _excess_of_run(self, i: int) -> float:
+        """The larger ratio of a candidate's time and cost to deadline and budget."""
+        ratios = self.goal.excess(float(self.seconds[i]), float(self.usd[i]), 0.0, 0.0)
+        return max(ratios.values(), default=0.0)
 
     def _excess_of(self, i: int) -> float:
         return max(self._excesses(i).values(), default=0.0)
@@ -419,7 +422,7 @@ class Search:
 
     def candidate(self, i: int, chance: float) -> Candidate:
         """Build the result for a predicted candidate."""
-        among, p, series = self.among, self.predictions[i], self.among.series_of(i)
+        among, p = self.among, self.predictions[i]
         rate, price = p.throughput_samples_per_s, float(among.price[i])
         billed = price - self.lasting.predicted_absent_usd_per_h(i)
         seconds, usd = float(self.seconds[i]), float(self.usd[i])
@@ -430,17 +433,11 @@ class Search:
         ends = [seconds * step_s / p.iteration_s for step_s in steps_s]
         low, high = ends if run is None else run.interval_s
         return Candidate(
-            instance=series.instance.name,
-            accelerator=series.instance.accelerator,
+            **among.identity(i),
             device=p.device,
-            precision=series.job.workload.precision,
-            nodes=int(among.nodes[i]),
+            precision=among.series_of(i).job.workload.precision,
             workers=p.workers,
             servers=self.jobs[i].options.server_count or None,
-            server_instance=series.home.name if series.home is not None else None,
-            architecture=among.arch(i),
-            options=dict(series.options),
-            layout=among.layout(i),
             batch_size=p.batch_size,
             global_batch_size=p.global_batch_size,
             price_usd_per_h=price,

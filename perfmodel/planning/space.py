@@ -212,6 +212,19 @@ class Space(Columns):
         """The series of a candidate."""
         return self.series[int(self.of[index])]
 
+    def identity(self, index: int) -> dict[str, Any]:
+        """What a candidate is, but for its workers, servers and batch."""
+        series = self.series_of(index)
+        return {
+            "instance": series.instance.name,
+            "accelerator": series.instance.accelerator,
+            "nodes": int(self.nodes[index]),
+            "server_instance": series.home.name if series.home is not None else None,
+            "architecture": self.arch(index),
+            "options": dict(series.options),
+            "layout": self.layout(index),
+        }
+
     def options(self, index: int) -> dict[str, object]:
         """All given options of a candidate."""
         servers = int(self.servers[index])

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from perfmodel.base.errors import InputError
+from perfmodel.base.units import HOUR_S
 from perfmodel.reporting.contents import (
     Column,
     PageTable,
@@ -64,11 +65,11 @@ def answer(p: Predicted) -> list[tuple[str, str, str]]:
     if p.training is not None:
         run = p.training.with_failures
         if run is None:
-            rows.append(("Training", f"{p.training.training_s / 3600.0:.4g} h", ""))
+            rows.append(("Training", f"{p.training.training_s / HOUR_S:.4g} h", ""))
         else:
-            low, high = (f"{end / 3600.0:.4g} h" for end in run.interval_s)
+            low, high = (f"{end / HOUR_S:.4g} h" for end in run.interval_s)
             remark = f"{low} to {high} in 9 of 10 runs, with {run.failures:.3g} failures"
-            rows.append(("Training", f"{run.median_s / 3600.0:.4g} h", remark))
+            rows.append(("Training", f"{run.median_s / HOUR_S:.4g} h", remark))
     rows.append(("Bottleneck", shown(p.bottleneck.share, "fraction"), _bottleneck(p)))
     return rows
 

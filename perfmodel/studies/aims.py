@@ -10,11 +10,9 @@ from typing import NamedTuple
 import msgspec
 
 from perfmodel.base.errors import InputError, unknown_name
-from perfmodel.base.units import parse, show
+from perfmodel.base.units import HOUR_S, parse, show
 from perfmodel.results.memory import SURE
 from perfmodel.results.prediction import Prediction
-
-HOUR_S = 3600.0
 
 
 class AimQuantity(NamedTuple):

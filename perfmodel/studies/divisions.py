@@ -16,6 +16,7 @@ from perfmodel.inputs.job_replica import OF_CONTEXT
 from perfmodel.predicting import coarse
 from perfmodel.predicting.memory import memory_of
 from perfmodel.studies.changes import Change, of_arguments
+from perfmodel.studies.variables import divisors
 
 LONG_SEQUENCE = 16_384
 """Tokens from which on dividing sequences is tried."""
@@ -30,7 +31,7 @@ def splits(job: Job) -> Iterator[Change]:
     if job.replica is None:
         return
     rates = {}
-    numbers = _divisors(job.devices)
+    numbers = divisors(job.devices)
     again = dict.fromkeys((job.workload.recompute, "none"))
     for tensor, context, pipeline, recompute in itertools.product(
         numbers, _contexts(job), numbers, again
@@ -109,7 +110,3 @@ def recomputations(job: Job) -> Iterator[Change]:
             name = f"recompute {less} instead of {kind}, in {2 * passes} micro-batches"
             flags = f"--recompute {less} --micro-batches {2 * passes}"
             yield of_arguments(name, flags, recompute=less, micro_batches=2 * passes)
-
-
-def _divisors(number: int) -> list[int]:
-    return [k for k in range(1, number + 1) if number % k == 0]

@@ -9,7 +9,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.predicting.memory import memory_of
 from perfmodel.results.memory import SURE
 from perfmodel.studies.changes import Change, of_architecture, of_arguments
-from perfmodel.studies.variables import MOST_STAGES, boundary
+from perfmodel.studies.variables import MOST_STAGES, boundary, divisors
 from perfmodel.sweeping.arguments import changed
 
 RECOMPUTATIONS = ("selective", "selective:products", "selective:2", "full")
@@ -131,9 +131,9 @@ def _together(changes: Sequence[Change]) -> Change:
 def _passes(job: Job) -> Iterator[Change]:
     """Yield more passes per update, of fewer samples each."""
     size, passes = job.workload.batch_size, job.workload.accumulation
-    for more in range(passes + 1, size + 1):
-        if size % more == 0:
-            flag = "--accumulation" if job.replica is None else "--micro-batches"
+    flag = "--accumulation" if job.replica is None else "--micro-batches"
+    for more in divisors(size):
+        if more > passes:
             yield of_arguments("accumulation", f"{flag} {more}", accumulation=more)
 
 

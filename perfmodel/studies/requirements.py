@@ -17,13 +17,13 @@ import msgspec
 
 from perfmodel import api
 from perfmodel.base.errors import InputError, unknown_name
-from perfmodel.base.units import dimension_of
+from perfmodel.base.units import HOUR_S, dimension_of
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import described
 from perfmodel.reporting.contents import Figure
 from perfmodel.reporting.drawn import Drawn
 from perfmodel.results.prediction import Prediction
-from perfmodel.studies.aims import HOUR_S, QUANTITIES, Aim
+from perfmodel.studies.aims import QUANTITIES, Aim
 from perfmodel.studies.changes import LINKS
 from perfmodel.studies.solving import solved_for_step
 from perfmodel.studies.variables import OF_REPLICAS, RANGES, Variable, argument, boundary

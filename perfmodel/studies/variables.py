@@ -120,12 +120,21 @@ def argument(name: str, *jobs: Job) -> Variable:
     return Variable(name, least, max(least, most), step)
 
 
+def divisors(number: int, most: int | None = None) -> list[int]:
+    """Return the numbers, up to ``most``, that divide another one.
+
+    >>> divisors(12), divisors(12, 4)
+    ([1, 2, 3, 4, 6, 12], [1, 2, 3, 4])
+    """
+    last = number if most is None else min(number, most)
+    return [k for k in range(1, last + 1) if number % k == 0]
+
+
 def _values(name: str, job: Job) -> list[int]:
     """Return the values of an argument of replicas that may be possible."""
     work, node = job.of_devices.workload, job.of_devices.cluster.devices_per_node
     if name == "micro_batches":
-        size = work.batch_size
-        return [count for count in range(1, size + 1) if size % count == 0]
+        return divisors(work.batch_size)
     if name == "pipeline":
         return [*range(1, min(len(work.layers), MOST_STAGES) + 1)]
     further = (node * 2**k for k in range(1, BEYOND_NODE.bit_length()))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, cast
 
 import msgspec
 import numpy as np
 
 from perfmodel.base.arrays import Floats, Ids
-from perfmodel.base.errors import InputError, whole_number
+from perfmodel.base.errors import InputError, unknown_name, whole_number
 from perfmodel.inputs.job import Job
 from perfmodel.phases.phases import Phases
 from perfmodel.phases.quantities import Quantities
@@ -134,53 +134,6 @@ class Layouts(Tabular, frozen=True, eq=False, kw_only=True):
         return {"layouts": self.rows(), "skipped": self.skipped}
 
 
-def layouts(
-    job: Job,
-    *,
-    tensor: Sequence[int] = (1,),
-    context: Sequence[int] = (),
-    expert: Sequence[int] = (),
-    pipeline: Sequence[int] = (1,),
-    micro_batches: Sequence[int] = (1,),
-    virtual_stages: Sequence[int] = (1,),
-    schedule: Sequence[str] = (),
-    micro_batch_size: Sequence[int] = (),
-    recompute: Sequence[str] = (),
-    arch: Sequence[str] = (),
-    global_batch_size: Sequence[int] = (),
-) -> Layouts:
-    """Evaluate all combinations of these numbers on the devices of a job, by formulas.
-
-    There are as many replicas as the job's devices allow. Beyond a few micro-batches, as many more
-    as there are stages take a step the same time longer, whatever their number; that time is
-    evaluated and checked for each combination of the other numbers, and where it varies, all
-    numbers are evaluated one by one. So thousands of them cost no more than a few. Combinations
-    with the same stages and schedule are evaluated at once, as arrays. With several chunks per
-    stage only multiples of the stages are evaluated. Left out are memory (:meth:`Layouts.job_of`),
-    and what the formulas leave out. There are so many parameters because each is varied on its own.
-
-    Parameters
-    ----------
-    job : with a pipeline, tensor or context parallelism, and all else that layouts have in common.
-    context, expert : by default those of ``job``.
-    schedule : names; by default that of ``job`` with one chunk per stage, and ``interleaved_1f1b``
-        with several.
-    micro_batch_size, recompute, arch : by default those of ``job``.
-    global_batch_size : samples of a step of all replicas, instead of ``micro_batches``, which
-        follow from them; others than whole micro-batches of all replicas are left out.
-
-    Raises
-    ------
-    InputError : a number is not whole or below 1; the job has single devices; nothing is possible.
-    """
-    return combinations(
-        job, tensor=tensor, context=context, expert=expert, pipeline=pipeline,
-        micro_batches=micro_batches, virtual_stages=virtual_stages, schedule=schedule,
-        micro_batch_size=micro_batch_size, recompute=recompute, arch=arch,
-        global_batch_size=global_batch_size,
-    ).evaluated()  # fmt: skip
-
-
 class LayoutAxes(TypedDict, total=False):
     """The varied arguments of :func:`layouts`."""
 
@@ -197,31 +150,56 @@ class LayoutAxes(TypedDict, total=False):
     global_batch_size: Sequence[int]
 
 
+def layouts(job: Job, **axes: Unpack[LayoutAxes]) -> Layouts:
+    """Evaluate all combinations of these numbers on the devices of a job, by formulas.
+
+    There are as many replicas as the job's devices allow. Beyond a few micro-batches, as many more
+    as there are stages take a step the same time longer, whatever their number; that time is
+    evaluated and checked for each combination of the other numbers, and where it varies, all
+    numbers are evaluated one by one. So thousands of them cost no more than a few. Combinations
+    with the same stages and schedule are evaluated at once, as arrays. With several chunks per
+    stage only multiples of the stages are evaluated. Left out are memory (:meth:`Layouts.job_of`),
+    and what the formulas leave out.
+
+    Parameters
+    ----------
+    job : with a pipeline, tensor or context parallelism, and all else that layouts have in common.
+    axes : lists of values of the following arguments.
+    tensor, pipeline, micro_batches, virtual_stages : by default 1.
+    context, expert : by default those of ``job``.
+    schedule : names; by default that of ``job`` with one chunk per stage, and ``interleaved_1f1b``
+        with several.
+    micro_batch_size, recompute, arch : by default those of ``job``.
+    global_batch_size : samples of a step of all replicas, instead of ``micro_batches``, which
+        follow from them; others than whole micro-batches of all replicas are left out.
+
+    Raises
+    ------
+    InputError : an unknown argument; a number is not whole or below 1; the job has single devices;
+        nothing is possible.
+    """
+    return combinations(job, **axes).evaluated()
+
+
 def combinations(job: Job, **axes: Unpack[LayoutAxes]) -> Combinations:
     """Return all combinations of these numbers, to be evaluated; see :func:`layouts`."""
     if job.replica is None:
         raise InputError("layouts: the job has single devices (give tensor or pipeline above 1)")
-    numbers = {
-        "tensor": axes.get("tensor", ()), "context": axes.get("context", ()),
-        "expert": axes.get("expert", ()), "pipeline": axes.get("pipeline", ()),
-        "micro_batches": axes.get("micro_batches", ()),
-        "virtual_stages": axes.get("virtual_stages", ()),
-        "micro_batch_size": axes.get("micro_batch_size", ()),
-        "global_batch_size": axes.get("global_batch_size", ()),
-    }  # fmt: skip
-    for name, values in numbers.items():
-        for value in values:
+    given = cast("Mapping[str, Sequence[int] | Sequence[str]]", axes)
+    for name, values in given.items():
+        if name not in LayoutAxes.__annotations__:
+            raise unknown_name("argument", name, LayoutAxes.__annotations__)
+        for value in () if name in NAMES else values:
             whole_number(name, value)
-    samples, now = job.workload.batch_size // job.workload.accumulation, job.replica.experts
-    contexts = axes.get("context") or (job.replica.context,)
-    choices: dict[str, Sequence[int] | Sequence[str]] = {
-        "tensor": axes.get("tensor", (1,)), "context": contexts,
-        "expert": axes.get("expert") or (now.degree if now else 1,),
-        "pipeline": axes.get("pipeline", (1,)), "virtual_stages": axes.get("virtual_stages", (1,)),
-        "micro_batch_size": axes.get("micro_batch_size") or (samples,),
-        "recompute": axes.get("recompute") or (job.workload.recompute,),
-        "arch": axes.get("arch") or ("",), "schedule": axes.get("schedule") or ("",),
+    experts = job.replica.experts
+    defaults: dict[str, Sequence[int] | Sequence[str]] = {
+        "context": (job.replica.context,), "expert": (experts.degree if experts else 1,),
+        "micro_batch_size": (job.workload.batch_size // job.workload.accumulation,),
+        "recompute": (job.workload.recompute,), "arch": ("",), "schedule": ("",),
     }  # fmt: skip
+    choices = {name: given.get(name) or default for name, default in defaults.items()}
+    for name in ("tensor", "pipeline", "virtual_stages"):
+        choices[name] = given.get(name, (1,))
     passes = sorted(set(axes.get("micro_batches", (1,))))
     return Combinations(job, choices, passes, sorted(set(axes.get("global_batch_size", ()))))
 

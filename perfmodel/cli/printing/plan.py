@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfmodel.base.units import show as quantity
+from perfmodel.base.units import HOUR_S, show as quantity
 from perfmodel.cli.printing.prediction import assumed
 from perfmodel.cli.printing.tables import print_table
 from perfmodel.cli.printing.text import bold, dim, show
 from perfmodel.cli.verbosity import verbosity
 from perfmodel.planning.plans import (
-    HOUR_S,
     Candidate,
     Plan,
     Price,
