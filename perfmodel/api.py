@@ -286,7 +286,7 @@ def _placed(given: Mapping[str, Any], resolved: Workload) -> PlacedArchitecture:
     if sends_in_place(given) and base.handover == NO_HANDOVER:  # no copy: see the function
         where = msgspec.structs.replace(where, handover=NO_HANDOVER)
         of_cluster = [note for note in of_cluster if not note.name.startswith("handover")]
-    chosen, of_choice = _adapted(chosen, settings, where, workers, _stages(given))
+    chosen, of_choice = _adapted(chosen, settings, where, workers, given.get("pipeline") or 1)
     notes += [*of_cluster, *of_choice, *registry.by_cluster(architecture, settings, base)]
     known = {*settings, *(row.name for row in of_choice)}
     notes += _defaults(architecture.name, chosen, known, resolved)
@@ -296,20 +296,20 @@ def _placed(given: Mapping[str, Any], resolved: Workload) -> PlacedArchitecture:
 def _architecture(
     arch: str, options: Mapping[str, Any], cluster: Cluster
 ) -> tuple[Architecture, dict[str, Any], Options]:
-    """Return an architecture, the options that its name implies or that are given, and all."""
+    """Return an architecture, the options that its name implies or that are given, and all.
+
+    Raises
+    ------
+    InputError : a given option contradicts what the name implies.
+    """
     architecture, preset = registry.find(arch)
-    settings = {**preset, **_options(arch, preset, options)}
-    return architecture, settings, registry.read_options(architecture, settings, cluster)
-
-
-def _options(arch: str, preset: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Check that the given options do not contradict those that the architecture's name implies."""
     for name, value in preset.items():
-        if given.get(name, value) != value:
+        if options.get(name, value) != value:
             raise InputError(
-                f"option {name}={given[name]}: architecture {arch!r} means {name}={value}"
+                f"option {name}={options[name]}: architecture {arch!r} means {name}={value}"
             )
-    return given
+    settings = {**preset, **options}
+    return architecture, settings, registry.read_options(architecture, settings, cluster)
 
 
 def _defaults(
@@ -329,12 +329,6 @@ def _defaults(
         Assumption(field.name, value, field.unit, f"default of {name}")
         for field, value in zip(fields, values, strict=True)
     ]
-
-
-def _stages(given: Mapping[str, object]) -> int:
-    """Return the number of stages of a worker."""
-    stages = given.get("pipeline")
-    return stages if isinstance(stages, int) else 1
 
 
 def _adapted(

@@ -17,6 +17,7 @@ from perfmodel.cli.options import (
     all_of,
     gathered,
     option,
+    source_of,
 )
 from perfmodel.cli.types import OptionOf, Several, Words
 
@@ -271,8 +272,7 @@ def _applying(options: Arguments, arch: object) -> Arguments:
 
 def configured(name: str) -> bool:
     """Whether a parameter of the running command has its value from the configuration file."""
-    source = click.get_current_context().get_parameter_source(name)
-    return source is ParameterSource.DEFAULT_MAP
+    return source_of(name) is ParameterSource.DEFAULT_MAP
 
 
 def job_options(*, lists: bool = False, jobs: bool = False) -> Decorator:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from perfmodel.cli import types
 from perfmodel.cli.verbosity import remark, verbosity
@@ -44,6 +45,11 @@ def option(
     return click.option(
         *names, type=kind, help=text, metavar=metavar, multiple=multiple, required=required, **more
     )
+
+
+def source_of(name: str) -> ParameterSource | None:
+    """Where the running command has the value of a parameter from."""
+    return click.get_current_context().get_parameter_source(name)
 
 
 def switch(flag: str, text: str, name: str | None = None) -> Decorator:

@@ -20,7 +20,7 @@ from perfmodel.inputs.options import described
 from perfmodel.inputs.software import LAUNCH_S, STACKS
 from perfmodel.phases.quantities import Quantities, quantities_of, same_quantities
 from perfmodel.predicting import coarse, islands, job_facts
-from perfmodel.results.effects import LEFT_OUT, Alternative, Effect, Value
+from perfmodel.results.effects import LEFT_OUT, Alternative, Effect, Value, largest_first
 
 Progress = Callable[[int, int], None]
 """Called with (done, all) after each assumption."""
@@ -72,7 +72,7 @@ def effects_by(
         rows.append(_effect(assumption, job, flat, samples_per_s, predicted))
         if progress is not None:
             progress(done, len(assumptions))
-    return tuple(sorted(rows, key=lambda effect: -effect.swing))
+    return largest_first(rows)
 
 
 def _samples_per_s(job: Job, quantities: Quantities | None) -> float:

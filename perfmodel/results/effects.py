@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import msgspec
 
@@ -87,3 +88,18 @@ class Effect(msgspec.Struct, frozen=True):
             else:
                 above = side
         return below, above
+
+
+def largest_first(effects: Iterable[Effect]) -> tuple[Effect, ...]:
+    """Return effects, the largest first."""
+    return tuple(sorted(effects, key=lambda effect: -effect.swing))
+
+
+def that_matter(effects: Iterable[Effect]) -> list[Effect]:
+    """Return the effects that matter, in the same order."""
+    return [effect for effect in effects if effect.matters]
+
+
+def unknown(effects: Iterable[Effect]) -> int:
+    """Return how many effects are unknown because the formulas leave them out."""
+    return sum(effect.left_out for effect in effects)

@@ -176,6 +176,7 @@ class PredictionUncertainty(msgspec.Struct, frozen=True):
 
 
 Progress = Callable[[int, int], None]
+"""Called with how many are done, and how many there are."""
 
 
 class FurtherResults(Protocol):
@@ -270,7 +271,7 @@ class Prediction(Paged, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return (
-            f"Prediction({self.model} on {self.counted} x {self.device}, {self.architecture}: "
+            f"Prediction({self.title}: "
             f"{self.throughput_samples_per_s:.4g} samples/s, {self.iteration_s:.4g} s/iteration, "
             f"idle {self.idle_fraction.mean:.1%})"
         )
@@ -337,7 +338,7 @@ class Prediction(Paged, frozen=True, kw_only=True):
         from perfmodel.results import sections
 
         parts = (*sections.sections(self), sections.reproduce(self))
-        return Page(title=sections.title(self), answer=sections.answer(self), sections=parts)
+        return Page(title=self.title, answer=sections.answer(self), sections=parts)
 
     @property
     def uncertainty(self) -> PredictionUncertainty:
@@ -350,12 +351,16 @@ class Prediction(Paged, frozen=True, kw_only=True):
         return f"{self.workers}" + (f" x {self.layout.devices}" if self.layout is not None else "")
 
     @property
+    def title(self) -> str:
+        """The job in one line."""
+        return f"{self.model} on {self.counted} x {self.device}, {self.architecture}"
+
+    @property
     def headline(self) -> str:
         """The job and its throughput, in one line."""
         rate = self.throughput_samples_per_s
         shown = f"{rate:.4g}" if rate < 1e4 else f"{rate:.0f}"
-        what = f"{self.model} on {self.counted} x {self.device}"
-        return f"{what}, {self.architecture}: {shown} samples/s"
+        return f"{self.title}: {shown} samples/s"
 
     def timeline(self) -> Timeline:
         """Two steady-state iterations: what each worker, server and link does.
@@ -423,7 +428,9 @@ class Prediction(Paged, frozen=True, kw_only=True):
         ------
         InputError : the prediction was read from JSON.
         """
-        return tuple(effect for effect in self.effects if effect.matters)
+        from perfmodel.results.effects import that_matter
+
+        return tuple(that_matter(self.effects))
 
     def _simulated(self, request: str) -> FurtherResults:
         """The job, to be simulated again.

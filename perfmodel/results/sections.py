@@ -20,7 +20,6 @@ from perfmodel.reporting.contents import (
 )
 from perfmodel.reporting.panels import shares, stacks
 from perfmodel.results import timeline_figure
-from perfmodel.results.memory import Footprint
 
 Predicted = Any
 """A :class:`perfmodel.results.prediction.Prediction`; Any avoids a circular import."""
@@ -34,22 +33,16 @@ MOST_BARS = 64
 """Largest number of staleness bars; larger staleness values share the last bar."""
 
 
-def title(p: Predicted) -> str:
-    """The job in one line."""
-    return f"{p.model} on {p.counted} x {p.device}, {p.architecture}"
-
-
 def _measures(p: Predicted) -> list[tuple[str, UnitValue, tuple[float, float] | None]]:
     """What a prediction is about, with the ends of the intervals."""
-    i, fraction = p.interval, p.idle_fraction.mean
     measures = [
-        ("throughput", UnitValue(p.throughput_samples_per_s), i and i.throughput_samples_per_s),
-        ("iteration", UnitValue(p.iteration_s, "s"), i and i.iteration_s),
-        ("idle fraction", UnitValue(fraction, "fraction"), i and i.idle_fraction),
+        ("throughput", UnitValue(p.throughput_samples_per_s), "throughput_samples_per_s"),
+        ("iteration", UnitValue(p.iteration_s, "s"), "iteration_s"),
+        ("idle fraction", UnitValue(p.idle_fraction.mean, "fraction"), "idle_fraction"),
     ]
     if p.staleness is not None:
-        measures.append(("staleness", UnitValue(p.staleness.mean), i and i.staleness))
-    return measures
+        measures.append(("staleness", UnitValue(p.staleness.mean), "staleness"))
+    return [(name, value, getattr(p.interval, field, None)) for name, value, field in measures]
 
 
 def answer(p: Predicted) -> list[tuple[str, str, str]]:
@@ -70,13 +63,8 @@ def answer(p: Predicted) -> list[tuple[str, str, str]]:
             low, high = (f"{end / HOUR_S:.4g} h" for end in run.interval_s)
             remark = f"{low} to {high} in 9 of 10 runs, with {run.failures:.3g} failures"
             rows.append(("Training", f"{run.median_s / HOUR_S:.4g} h", remark))
-    rows.append(("Bottleneck", shown(p.bottleneck.share, "fraction"), _bottleneck(p)))
-    return rows
-
-
-def _bottleneck(p: Predicted) -> str:
-    """What takes the largest share of the critical path."""
-    return str(p.bottleneck.text).partition(" takes ")[0]
+    longest = str(p.bottleneck.text).partition(" takes ")[0]
+    return [*rows, ("Bottleneck", shown(p.bottleneck.share, "fraction"), longest)]
 
 
 def sections(p: Predicted, *, assumptions: bool = True) -> list[Section]:
@@ -136,18 +124,18 @@ def _assumptions(p: Predicted) -> Section:
     return Section(name="assumptions", title="Assumptions", tables=[table])
 
 
-def _parts(p: Predicted) -> dict[str, float]:
-    """Seconds of an iteration by ``compute`` and the causes of waiting."""
-    causes = {"compute": 1.0 - p.idle_fraction.mean, **p.idle_fraction.by_cause}
-    return {cause: share * p.iteration_s for cause, share in causes.items()}
+def parts_s(p: Predicted) -> dict[str, float]:
+    """Seconds of a worker's mean iteration: ``compute``, and waiting by cause."""
+    waiting = {cause: share * p.iteration_s for cause, share in p.idle_fraction.by_cause.items()}
+    return {"compute": p.compute_s, **waiting}
 
 
 def time_panel(p: Predicted) -> Panel:
     """A bar as long as an iteration: computing, then waiting by cause."""
     label = "mean iteration time of a worker (s)"
     ends = None if p.interval is None else p.interval.iteration_s
-    panel = stacks(["iteration"], [_parts(p)], label, [ends])
-    percent = {k.replace("_", " "): f" {s / p.iteration_s:.1%}" for k, s in _parts(p).items()}
+    panel = stacks(["iteration"], [parts_s(p)], label, [ends])
+    percent = {k.replace("_", " "): f" {s / p.iteration_s:.1%}" for k, s in parts_s(p).items()}
     marks = [
         msgspec.structs.replace(mark, name=mark.name + percent.get(mark.name, ""))
         for mark in panel.marks
@@ -156,15 +144,10 @@ def time_panel(p: Predicted) -> Panel:
 
 
 def _time(p: Predicted) -> Section:
-    parts = _parts(p)
+    parts = parts_s(p)
     rows = [(kind.replace("_", " "), s, s / p.iteration_s) for kind, s in parts.items()]
-    tables = [
-        PageTable(
-            "Time of an iteration",
-            [Column("kind"), Column("time", "s"), Column("share", "fraction")],
-            rows,
-        )
-    ]
+    heads = columns("kind", time="s", share="fraction")
+    tables = [PageTable("Time of an iteration", heads, rows)]
     for name, title_, seconds in (
         ("Phases", "phase", p.phases_s),
         ("Operations, including queueing", "operation", p.operation_s),
@@ -203,25 +186,23 @@ def _timeline(p: Predicted) -> Section:
 
 def _idle(p: Predicted) -> Section:
     idle = p.idle_fraction
-    causes = {cause: share for cause, share in idle.by_cause.items() if share}
-    rows = [(cause.replace("_", " "), share) for cause, share in idle.by_cause.items()]
+    causes = {cause.replace("_", " "): share for cause, share in idle.by_cause.items()}
+    parts: dict[str, list[tuple[str | int, float]]] = {
+        "cause": [*causes.items()],
+        "stage": [*enumerate(idle.by_stage)],
+        "worker": [*enumerate(idle.per_worker)],
+    }
     tables = [
-        PageTable("Idle time by cause", [Column("cause"), Column("idle", "fraction")], rows),
-        PageTable(
-            "Idle time by worker",
-            [Column("worker"), Column("idle", "fraction")],
-            list(enumerate(idle.per_worker)),
-        ),
+        PageTable(f"Idle time by {name}", columns(name, idle="fraction"), rows)
+        for name, rows in parts.items()
+        if rows or name != "stage"
     ]
-    if idle.by_stage:
-        heads = [Column("stage"), Column("idle", "fraction")]
-        tables.insert(1, PageTable("Idle time by stage", heads, list(enumerate(idle.by_stage))))
-    named = {cause.replace("_", " "): share for cause, share in causes.items()}
+    named = {cause: share for cause, share in causes.items() if share}
     return Section(
         name="idle",
         title="Idle time by cause",
         text=[f"Devices are idle {shown(idle.mean, 'fraction')} of the time."],
-        figure=shares(named, "cause", "fraction of the time") if causes else None,
+        figure=shares(named, "cause", "fraction of the time") if named else None,
         tables=tables,
     )
 
@@ -234,8 +215,8 @@ def _staleness(stale: Predicted) -> Section:
     heads = [Column("staleness"), Column("share of updates", "fraction")]
     tables = [PageTable("Staleness histogram", heads, rows)]
     if stale.by_stage:
-        stages = [Column("stage"), Column("staleness")]
-        tables.append(PageTable("Staleness by stage", stages, list(enumerate(stale.by_stage))))
+        stages = list(enumerate(stale.by_stage))
+        tables.append(PageTable("Staleness by stage", columns("stage", "staleness"), stages))
     return Section(
         name="staleness",
         title="Gradient staleness",
@@ -274,7 +255,8 @@ def memory_panel(p: Predicted) -> Panel:
     named = {f"stage {number}": stage for number, stage in enumerate(p.memory.stages)}
     named = named or {"worker": p.memory.worker}
     bars = {name: footprint.at_peak for name, footprint in named.items()}
-    ends = [_ends(footprint) for footprint in named.values()]
+    reserved = [footprint.reserved_bytes for footprint in named.values()]
+    ends = [None if size is None else (size.p5 / GB, size.p95 / GB) for size in reserved]
     if server is not None:
         bars["fullest server"] = server.at_peak
     if p.memory.device_bytes is not None:
@@ -283,25 +265,14 @@ def memory_panel(p: Predicted) -> Panel:
     return stacks(list(bars), in_gb, "memory (GB)", ends)
 
 
-def _ends(footprint: Footprint) -> tuple[float, float] | None:
-    """Return the interval of what a process reserves (GB)."""
-    reserved = footprint.reserved_bytes
-    return None if reserved is None else (reserved.p5 / GB, reserved.p95 / GB)
-
-
 def _memory(p: Predicted) -> Section:
-    worker, server = p.memory.worker.tensors, None
-    if p.memory.server is not None:
-        server = p.memory.server.tensors
     stage = p.memory.fullest_stage
-    heading = "worker" if stage is None else f"stage {stage}"
-    heads = [Column("component"), Column(heading, "bytes")]
-    rows: list[tuple[str | float, ...]] = [(name, size) for name, size in worker.items() if size]
-    if server is not None:
-        heads.append(Column("fullest server", "bytes"))
-        rows = [
-            (name, worker[name], server[name]) for name in worker if worker[name] or server[name]
-        ]
+    processes = {"worker" if stage is None else f"stage {stage}": p.memory.worker.tensors}
+    if p.memory.server is not None:
+        processes["fullest server"] = p.memory.server.tensors
+    heads = [Column("component"), *(Column(process, "bytes") for process in processes)]
+    sizes = zip(p.memory.worker.tensors, *(t.values() for t in processes.values()), strict=True)
+    rows = [row for row in sizes if any(row[1:])]
     return Section(
         name="memory",
         title="Memory",

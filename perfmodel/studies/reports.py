@@ -139,7 +139,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             sections.reproduce(p, tuple(code)),
         ]
         top = sections.answer(p)
-        return page.html(Page(title=sections.title(p), answer=top, sections=parts), path)
+        return page.html(Page(title=p.title, answer=top, sections=parts), path)
 
 
 def report(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from perfmodel import api
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import Job
-from perfmodel.results.prediction import Prediction
+from perfmodel.results.prediction import Prediction, Progress as Progress
 
 Answer = Prediction | InputError
 """A prediction without its job, or the error that prevented it."""
@@ -18,9 +18,6 @@ Answer = Prediction | InputError
 COARSE_JOBS, MOST_JOBS, LEAST_CHUNKS = 256, 16, 64
 """Chunk size for coarse predictions; largest chunk size for the others; and the number of chunks to
 reach before chunks of the others grow beyond one job."""
-
-Progress = Callable[[int, int], None]
-"""Called with how many are done, and how many there are."""
 
 T = TypeVar("T")
 

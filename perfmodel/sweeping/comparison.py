@@ -24,6 +24,7 @@ from perfmodel.reporting.contents import Figure, Page, Section
 from perfmodel.reporting.drawn import Paged
 from perfmodel.reporting.panels import stacks
 from perfmodel.reporting.rows import table
+from perfmodel.results import sections
 from perfmodel.results.prediction import Prediction
 from perfmodel.sweeping.chunks import Progress, counted
 from perfmodel.sweeping.grids import Skipped, grid
@@ -199,7 +200,7 @@ class Comparison(Paged, Tabular, frozen=True, kw_only=True):
         times = [{"job": name, **part} for name, part in zip(self.names, parts, strict=True)]
         rows = [dict.fromkeys(("job", *kinds), 0.0) | row for row in times]
         best = self.predictions[self.best].throughput_samples_per_s
-        sections = [
+        parts_of_page = [
             Section(
                 name="time",
                 title="Where the time goes",
@@ -211,7 +212,7 @@ class Comparison(Paged, Tabular, frozen=True, kw_only=True):
         ]
         answer = [("Fastest", contents.shown(best, "samples/s"), self.names[self.best])]
         title = f"Comparison: {self.title}" if self.title else "Comparison"
-        return Page(title=title, answer=answer, sections=sections)
+        return Page(title=title, answer=answer, sections=parts_of_page)
 
 
 class Gathered(msgspec.Struct, frozen=True, kw_only=True):
@@ -313,8 +314,7 @@ def parts_s(p: Prediction, *, per_sample: bool = False) -> dict[str, float]:
     With ``per_sample``, they are divided by the global batch size and add up to 1 / throughput.
     """
     share = 1.0 / p.global_batch_size if per_sample else 1.0
-    idle = {cause: part * p.iteration_s for cause, part in p.idle_fraction.by_cause.items()}
-    return {kind: seconds * share for kind, seconds in {"compute": p.compute_s, **idle}.items()}
+    return {kind: seconds * share for kind, seconds in sections.parts_s(p).items()}
 
 
 def differences(fine: Prediction, coarse: Prediction) -> dict[str, float | None]:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from perfmodel import Job, Source, make_job, predict, remedies
-from perfmodel.cli.printing.memory import components
+from perfmodel.cli.printing.prediction import components
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of
 from perfmodel.inputs.profile import Profile

@@ -17,7 +17,7 @@ from hypothesis import given, settings, strategies as st
 from perfmodel import InputError, Jitter, Job, NodeOverride, Straggler
 from perfmodel.phases.quantities import quantities_of
 from perfmodel.predicting import coarse, variants
-from perfmodel.studies import crossovers, explaining, formulas
+from perfmodel.studies import crossovers, formulas
 from perfmodel.studies.crossovers import Crossover, against, between, explain
 from perfmodel.studies.solving import EQUAL
 from perfmodel.studies.variables import WHOLE
@@ -425,7 +425,7 @@ def test_synchronous_jobs_do_not_saturate() -> None:
 
 
 def test_sentences_give_the_crossovers() -> None:
-    lines = explaining.words(explain(SYNCHRONOUS), SYNCHRONOUS)
+    lines = crossovers.sentences(explain(SYNCHRONOUS), SYNCHRONOUS)
     assert lines[0].startswith("pull dominates: 32 s of ")
     workers = "workers: compute dominates below 2, pull from 2 up (now 4)"
     assert any(line.startswith(workers) for line in lines)

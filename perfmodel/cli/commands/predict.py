@@ -18,6 +18,7 @@ from perfmodel.cli.options import (
     outputs,
     progress,
     run_options,
+    source_of,
     switch,
 )
 from perfmodel.cli.verbosity import verbosity
@@ -93,8 +94,9 @@ def predict(
     if fidelity == "both":
         coarse = api.predict(job, **how | {"fidelity": "coarse"})
         how["fidelity"] = "fine"
-    formulas_do = coarse is None and trace is None and update_order is None
-    prediction = _predicted(job, how, formulas_do=formulas_do and _by_default("fidelity"))
+    by_default = source_of("fidelity") is ParameterSource.DEFAULT
+    formulas_do = by_default and coarse is None and trace is None and update_order is None
+    prediction = _predicted(job, how, formulas_do=formulas_do)
     written = _files(prediction, trace, update_order, updates)
     values, remedy = None, ""
     if prediction.memory.shortage(prediction.device):
@@ -124,12 +126,6 @@ def predict(
         from perfmodel.cli.printing import prediction as printing
 
         printing.prediction(prediction, worth, remedy)
-
-
-def _by_default(name: str) -> bool:
-    """Return whether an option has its default, and nobody has set that."""
-    source = click.get_current_context().get_parameter_source(name)
-    return source is ParameterSource.DEFAULT
 
 
 def _predicted(job: Job, how: Arguments, *, formulas_do: bool) -> Prediction:

@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 from perfmodel.base.errors import InputError, whole_number
 from perfmodel.cli import types
-from perfmodel.cli.options import Outputs, option, outputs, progress, switch
+from perfmodel.cli.options import Outputs, option, outputs, progress, source_of, switch
 from perfmodel.cli.types import TEXT, WHOLE, Several, Text
 
 NUMBERS = Several(WHOLE, always=True)
@@ -150,9 +150,8 @@ def _describe(
     from perfmodel.inputs import profile_files
     from perfmodel.profiler.unmeasured import describe
 
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+    for parameter in click.get_current_context().command.params:
+        given = source_of(str(parameter.name)) is ParameterSource.COMMANDLINE
         if given and parameter.name not in (*DESCRIBING, "as_json"):
             raise InputError(f"{parameter.opts[0]}: has no meaning with --meta")
     names = ("batch", "loss", "optimizer", "name")

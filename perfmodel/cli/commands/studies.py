@@ -17,6 +17,7 @@ from perfmodel.cli.options import (
     option,
     outputs,
     progress,
+    source_of,
     switch,
     training_options,
 )
@@ -120,8 +121,7 @@ def _compare_layouts(flags: JobFlags, how: Arguments, out: Outputs, size: object
 
     if len(flags.jobs) > 1:
         raise InputError("--layouts: of one job, give one job file")
-    source = click.get_current_context().get_parameter_source("fidelity")
-    if how["fidelity"] != "coarse" and source is ParameterSource.COMMANDLINE:
+    if how["fidelity"] != "coarse" and source_of("fidelity") is ParameterSource.COMMANDLINE:
         raise InputError("--fidelity: layouts are compared by formulas (allowed: coarse)")
     with progress() as advance:
         result = compare_layouts(**flags.arguments(), micro_batch_size=size, progress=advance)

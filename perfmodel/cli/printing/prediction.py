@@ -8,7 +8,8 @@ from perfmodel.base.provenance import Assumption
 from perfmodel.base.units import show as quantity
 from perfmodel.cli.printing.text import bold, dim, show, show_rows
 from perfmodel.cli.verbosity import verbosity
-from perfmodel.results.effects import MATTERS, Effect
+from perfmodel.results.effects import MATTERS, Effect, that_matter, unknown
+from perfmodel.results.memory import Memory
 from perfmodel.results.prediction import ErrorBand, Prediction
 from perfmodel.results.training import Training
 
@@ -23,6 +24,9 @@ MOST_VALUES = 3
 
 LONGEST_VALUE = 24
 """Values up to this many characters are printed in a column of their own."""
+
+MOST_PARTS = 4
+"""Most components of the memory of a stage that are printed."""
 
 LEAST = 0.0005
 """Smallest relative change of the throughput that is printed."""
@@ -86,8 +90,6 @@ def _rows(p: Prediction, *, verbose: bool) -> Iterator[Row]:
         yield from _details(p)
     yield _memory(p)
     if verbose:
-        from perfmodel.cli.printing.memory import components
-
         yield from components(p.memory)
 
 
@@ -177,6 +179,37 @@ def _memory(p: Prediction) -> Row:
     return "memory", memory, f"estimated{fullest}"
 
 
+def components(memory: Memory) -> Iterator[Row]:
+    """Yield a row for each component that a worker has, what its process reserves, and a row for a
+    device of each stage."""
+    worker = memory.worker
+    details = {
+        "activations": worker.activations_bytes,
+        "copies of the model": worker.model_copies_bytes,
+    }
+    for name, size in worker.tensors.items():
+        if size != 0.0:
+            yield f"- {name}", quantity(size, "bytes"), _listed(details.get(name, {}))
+    if worker.host_bytes > 0.0:
+        yield "- on the host", quantity(worker.host_bytes, "bytes"), "offloaded"
+    if worker.reserved_bytes is not None:
+        low, high = worker.reserved_bytes.p5, worker.reserved_bytes.p95
+        remark = f"90% interval {quantity(low, 'bytes')} to {quantity(high, 'bytes')}"
+        if worker.library_bytes > 0.0:
+            remark += f", {quantity(worker.library_bytes, 'bytes')} of them by libraries"
+        yield "- reserved", quantity(worker.reserved_bytes.median, "bytes"), remark
+    if len(memory.stages) > 1:
+        for number, stage in enumerate(memory.stages):
+            allocated = quantity(stage.allocated_bytes, "bytes")
+            yield f"- stage {number}", allocated, _listed(stage.at_peak, MOST_PARTS)
+
+
+def _listed(sizes: dict[str, float], most: int | None = None) -> str:
+    """Return several sizes by name, the largest first, at ``most`` so many."""
+    largest = sorted(sizes.items(), key=lambda item: -item[1])[:most]
+    return ", ".join(f"{name} {quantity(size, 'bytes')}" for name, size in largest)
+
+
 def title(p: Prediction) -> str:
     """Return the job in a line."""
     unit = "island" if p.island_devices else "worker"
@@ -234,14 +267,14 @@ def assumed(worth: Sequence[Effect], of: str = "", *, everything: bool = False) 
     if not worth or verbosity() < 0:
         return
     everything = everything or verbosity() > 0
-    shown = list(worth) if everything else [effect for effect in worth if effect.matters]
+    shown = list(worth) if everything else that_matter(worth)
     if shown:
         title = f"assumed (and how other values change the throughput{of}):"
         show(f"\n{dim(title)}")
         least = LEAST if everything else MATTERS
         show_rows(assumption_row(e.assumption, _changes(e, least)) for e in shown)
     unlisted = [effect for effect in worth if effect not in shown]
-    unjudged = sum(effect.left_out for effect in unlisted)
+    unjudged = unknown(unlisted)
     more = f"; formulas cannot judge {unjudged} more" if unjudged else ""
     uncounted(
         len(unlisted) - unjudged, f"change it by less than {MATTERS:.0%}{more}", first=not shown

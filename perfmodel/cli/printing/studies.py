@@ -24,8 +24,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.results.effects import MATTERS, Effect
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.advice import Advice, Recommendation
-from perfmodel.studies.crossovers import Crossover, Explanation
-from perfmodel.studies.explaining import words
+from perfmodel.studies.crossovers import Crossover, Explanation, sentences
 from perfmodel.studies.fitting import in_words
 from perfmodel.studies.formulas import Formula
 from perfmodel.studies.requirements import Requirement
@@ -129,7 +128,7 @@ def explanation(
         ("phase", "time", "part"),
         [(name, quantity(s, "s"), f"{s / result.iteration_s:.1%}") for name, s in phases],
     )
-    for line in words(result, job, others):
+    for line in sentences(result, job, others):
         show(line)
     assumed(worth, everything=True)
 
