@@ -331,16 +331,14 @@ def model_options(default: str, *more: str) -> Decorator:
         ),
         option(
             "--rel-ci",
-            types.FRACTION,
+            types.fraction("1%"),
             "Simulate random jobs until the 95 % confidence interval is this narrow.  "
             "[default: 1%]",
-            metavar="1%",
         ),
         option(
             "--max-ops",
-            types.NUMBER,
+            types.number("5e7"),
             "Most operations to simulate; inf: no limit.  [default: 5e7, up to a minute]",
-            metavar="5e7",
         ),
         gathered("how", MODEL_FLAGS, _predict_options),
     )

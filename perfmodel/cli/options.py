@@ -32,19 +32,16 @@ def option(
     flag: str,
     kind: types.ParamType | type,
     text: str,
-    *,
     name: str | None = None,
+    *,
     default: object = None,
-    metavar: str | None = None,
     multiple: bool = False,
     required: bool = False,
 ) -> Decorator:
     """An option with a value; help shows its default, if there is one."""
     names = (flag,) if name is None else (flag, name)
     more: Arguments = {} if default is None else {"default": default, "show_default": True}
-    return click.option(
-        *names, type=kind, help=text, metavar=metavar, multiple=multiple, required=required, **more
-    )
+    return click.option(*names, type=kind, help=text, multiple=multiple, required=required, **more)
 
 
 def source_of(name: str) -> ParameterSource | None:
@@ -88,7 +85,7 @@ executor_options = all_of(
         "--jobs",
         types.WHOLE,
         "Number of local processes.  [default: 1; all cores after 5 s]",
-        name="processes",
+        "processes",
     ),
     option("--dask", types.ADDRESS, "Use the Dask cluster of this scheduler (extra: dask)."),
 )
@@ -142,41 +139,33 @@ failure_options = all_of(
         "--failures-per-device-day",
         types.FAILURES,
         "Failures of the run, each back to a checkpoint.  [default: none]",
-        name="per_device_day",
+        "per_device_day",
     ),
     option(
         "--interruptions-per-node-day",
-        types.NUMBER,
+        types.number("0.5"),
         "Nodes taken away, such as spot instances.  [default: none]",
-        metavar="0.5",
     ),
-    option(
-        *("--restart-time", types.time("10min"), "From a failure to the next step."),
-        name="restart_s",
-        metavar="10min",
-    ),
+    option("--restart-time", types.time("10min"), "From a failure to the next step.", "restart_s"),
     option(
         "--replacement-time",
         types.time("2min"),
         "Until another node is there.  [default: 0]",
-        name="replacement_s",
+        "replacement_s",
     ),
     switch("--elastic", "Go on with the nodes that are left."),
-    option(
-        *("--resize-time", types.time("1min"), "To go on with fewer or more nodes."),
-        name="resize_s",
-    ),
+    option("--resize-time", types.time("1min"), "To go on with fewer or more nodes.", "resize_s"),
     option(
         "--checkpoint-interval",
         types.time("30min"),
         "Work between checkpoints.  [default: the best]",
-        name="checkpoint_interval_s",
+        "checkpoint_interval_s",
     ),
     option(
         "--storage-bandwidth",
         types.RATE,
         "Of all devices together.  [default: 0.12 GB/s each]",
-        name="storage_bytes_per_s",
+        "storage_bytes_per_s",
     ),
     option("--checkpointing", types.CHECKPOINTING, "How checkpoints are written."),
     gathered("failures", tuple(FAILURES.values()), read_failures),
@@ -296,9 +285,7 @@ OUTPUTS = {
     "parquet": option("--parquet", types.BINARY, "Write it as Parquet (extra: parquet)."),
     "json": switch("--json", "Print one JSON object.", "as_json"),
     "plot": option("--plot", types.FIGURE, "Draw it as png, svg or pdf (extra: plot)."),
-    "report": option(
-        "--report", types.OUTPUT, "Write it as an HTML page (extra: report).", name="page"
-    ),
+    "report": option("--report", types.OUTPUT, "Write it as an HTML page (extra: report).", "page"),
 }
 """Options of :class:`Outputs`, by their names."""
 

@@ -319,11 +319,24 @@ def time(example: str) -> Text:
     return Text(read_quantity("s"), name=example)
 
 
+def number(example: str) -> Text:
+    """A number, with an example or a unit for help."""
+    return Text(parsed_by(float, "a number"), name=example)
+
+
+def whole(example: str) -> Text:
+    """A whole number, or a range in lists of them, with what stands for it in help."""
+    return Text(parsed_by(int, "a whole number"), name=example, ranges=True)
+
+
+def fraction(example: str) -> Text:
+    """A fraction or a percentage, with an example for help."""
+    return Text(read_fraction, name=example)
+
+
 TEXT = Text()
 ADDRESS = Text(name="ADDRESS")
-WHOLE = Text(parsed_by(int, "a whole number"), name="N", ranges=True)
-NUMBER = Text(parsed_by(float, "a number"), name="N")
-FRACTION = Text(read_fraction, name="5%")
+WHOLE, NUMBER, FRACTION = whole("N"), number("N"), fraction("5%")
 JITTER = Text(read_jitter, name="0.1|gamma:0.1|measured", ranges=True)
 STRAGGLER = Text(read_straggler, name="WORKER:FACTOR")
 SPEED = Text(read_speed, name="171|'12000 tokens/s'", ranges=True)

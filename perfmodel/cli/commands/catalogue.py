@@ -28,7 +28,7 @@ def list_(kind: str | None) -> None:
     "--option",
     types.OptionOf("name", "ps"),
     "With --formula: an option of the architecture; repeatable.",
-    name="options",
+    "options",
     multiple=True,
 )
 @outputs("json")

@@ -41,9 +41,8 @@ TRAINING = all_of(
 @TRAINING
 @option(
     "--target",
-    types.NUMBER,
+    types.number("ACCURACY"),
     "Report the time to this accuracy.  [default: 98 % of the best]",
-    metavar="ACCURACY",
 )
 @switch("--noise", "Also measure the gradient noise scale.")
 @option("--jobs", WHOLE, "Number of local processes.  [default: processor cores]")
@@ -51,7 +50,7 @@ TRAINING = all_of(
     "--replay",
     types.INPUT,
     "Schedule written by perfmodel predict --update-order, instead of a job; repeatable.",
-    name="schedules",
+    "schedules",
     multiple=True,
 )
 @outputs("csv", "json", "plot")

@@ -29,14 +29,14 @@ PARTS = {
 """Parts of a step that may be measured: flag, field of Measured, help."""
 
 part_options = all_of(
-    *(option(flag, types.time("50ms"), text, name=name) for flag, (name, text) in PARTS.items())
+    *(option(flag, types.time("50ms"), text, name) for flag, (name, text) in PARTS.items())
 )
 
 
 @click.command(cls=OfJobs)
 @click.argument("files", nargs=-1, type=types.INPUT, metavar="[FILE]...")
 @option("--measured", types.SPEED, "Measured speed of all workers, or give the time of a step.")
-@option("--measured-step", types.time("1.5s"), "Measured time of an update.", name="step_s")
+@option("--measured-step", types.time("1.5s"), "Measured time of an update.", "step_s")
 @option(
     "--also",
     types.OTHER_RUN,

@@ -38,9 +38,7 @@ def measure() -> None:
 
 
 PROCESSES = option(
-    "--processes",
-    WHOLE,
-    "Start N processes on this machine.  [default: torchrun has started them]",
+    "--processes", WHOLE, "Start N processes on this machine.  [default: torchrun has started them]"
 )
 
 
@@ -74,9 +72,9 @@ SIZES = Several(SIZE, always=True)
 @option("--operations", Several(TEXT, always=True), "ping_pong, all_reduce, ...  [default: all]")
 @option("--sizes", SIZES, "Sizes, such as 1KB,64KB,1MB.  [default: 4 B to 67 MB]")
 @option("--repetitions", WHOLE, "Most repetitions of each size.", default=20)
-@option("--seconds", NUMBER, "Approximate time of all measurements.", default=20, metavar="S")
-@option("--pause", types.time("100ms"), "Idle time before each repetition.", name="pause_s")
-@option("--timeout", SECONDS, "Longest wait for other ranks.", name="timeout_s", default="60s")
+@option("--seconds", types.number("S"), "Approximate time of all measurements.", default=20)
+@option("--pause", types.time("100ms"), "Idle time before each repetition.", "pause_s")
+@option("--timeout", SECONDS, "Longest wait for other ranks.", "timeout_s", default="60s")
 def network(
     processes: int | None,
     output: str,
@@ -154,7 +152,7 @@ def _cells(measurement: Measurement) -> tuple[str, ...]:
 @option("--device", types.TORCH_DEVICE, "cuda, cuda:N or cpu.", default="cuda")
 @option("--shapes", WHOLE, "Products; half as many of attention.", default=400)
 @option("--largest", WHOLE, "Largest dimension, and longest sequence.", default=16384)
-@option("--time-limit", SECONDS, "Stop after this time.", name="limit_s", default="600s")
+@option("--time-limit", SECONDS, "Stop after this time.", "limit_s", default="600s")
 @option("--seed", WHOLE, "Random seed of the shapes.", default=0)
 def operators(output: str | None, device: str, limit_s: float, **values: Any) -> None:
     """Measure matrix products and causal attention in 16 bits on this device (extra: torch).
@@ -191,10 +189,9 @@ ARCHITECTURE_OPTIONS = all_of(
     option("--servers", WHOLE, "Servers, which are the last processes.  [default: 1]"),
     option(
         "--bucket-cap",
-        NUMBER,
+        types.number("MIB"),
         "Bucket size of DistributedDataParallel.  [default: 25, the first bucket 1]",
-        name="bucket_cap_mib",
-        metavar="MIB",
+        "bucket_cap_mib",
     ),
     option("--backend", types.BACKEND, "Backend of collectives.  [default: gloo]"),
 )
@@ -204,7 +201,7 @@ MODEL_OPTIONS = {
         "--model",
         Text(name="NAME"),
         "torchvision:NAME or package.module:function.",
-        name="model_spec",
+        "model_spec",
         required=True,
     ),
     "input_shape": option("--input-shape", Several(WHOLE, always=True), "Shape of one sample."),
@@ -224,14 +221,10 @@ MODEL_OPTIONS = {
 RUN_OPTIONS = all_of(
     option("--steps", WHOLE, "Iterations to measure.", default=50),
     option("--warmup", WHOLE, "Warm-up iterations before.", default=5),
-    option("--time-limit", SECONDS, "Stop after this time at the latest.", name="time_limit_s"),
+    option("--time-limit", SECONDS, "Stop after this time at the latest.", "time_limit_s"),
     option("--seed", WHOLE, "Random seed of the weights.", default=0),
     option("--threads", WHOLE, "Compute threads of each process."),
-    option(
-        *("--timeout", SECONDS, "Longest wait for another process."),
-        name="timeout_s",
-        default="60s",
-    ),
+    option("--timeout", SECONDS, "Longest wait for another process.", "timeout_s", default="60s"),
     option("--output", types.OUTPUT, "Run file, written by rank 0."),
     option("--cluster", types.CLUSTER, "Also predict the run on this cluster, and compare."),
     option("--workload", types.INPUT, "Profile of the model, for --cluster."),

@@ -28,23 +28,17 @@ NAMES, NUMBERS = Several(TEXT, always=True), Several(WHOLE, always=True)
 OBJECTIVES = types.Words(["cost", "time", "throughput", "samples-per-usd"])
 
 LIMITS = all_of(
-    option("--budget", NUMBER, "Maximum cost.", name="budget_usd", metavar="USD"),
-    option("--deadline", types.time("24h"), "Maximum time.", name="deadline_s"),
-    option(
-        *("--max-idle", types.FRACTION, "Maximum mean idleness."),
-        name="max_idle_fraction",
-        metavar="20%",
-    ),
+    option("--budget", types.number("USD"), "Maximum cost.", "budget_usd"),
+    option("--deadline", types.time("24h"), "Maximum time.", "deadline_s"),
+    option("--max-idle", types.fraction("20%"), "Maximum mean idleness.", "max_idle_fraction"),
     option("--max-staleness", NUMBER, "Maximum mean staleness."),
     option("--max-workers", WHOLE, "Maximum number of workers."),
     option("--max-global-batch-size", WHOLE, "Maximum samples per update."),
+    option("--confidence", types.fraction("90%"), "Probability of keeping deadline and budget."),
     option(
-        *("--confidence", types.FRACTION, "Probability of keeping deadline and budget."),
-        metavar="90%",
-    ),
-    option(
-        *("--memory-confidence", types.FRACTION, "Probability that a worker fits its device."),
-        metavar="90%",
+        "--memory-confidence",
+        types.fraction("90%"),
+        "Probability that a worker fits its device.",
         default="90%",
     ),
 )
@@ -91,7 +85,7 @@ SPACE = all_of(
         "--option",
         OptionOf("arch", ARCHITECTURES),
         "Any option of the architectures that have it; repeatable.",
-        name="options",
+        "options",
         multiple=True,
     ),
     option("--workers", NUMBERS, "Numbers of workers.  [default: whole nodes, up to 256 workers]"),
@@ -102,7 +96,7 @@ SPACE = all_of(
         Several(types.PRECISION, always=True),
         "Precisions to try.  [default: the first of the profile]",
     ),
-    option("--jitter", types.JITTER, "As in perfmodel predict.", metavar="0.1"),
+    option("--jitter", types.Text(types.read_jitter, name="0.1"), "As in perfmodel predict."),
     option("--seed", WHOLE, "Random seed."),
 )
 
@@ -111,13 +105,14 @@ SPACE = all_of(
 @option("--model", types.MODEL, "Model from the catalogue.")
 @option("--workload", types.INPUT, "Workload file instead of --model.")
 @option("--objective", OBJECTIVES, "What to optimise.", default="cost")
-@option("--tokens", NUMBER, "Tokens of the whole training of a language model.", metavar="1e12")
-@option("--loss", NUMBER, "Loss of a language model to train to.", metavar="2.1")
+@option("--tokens", types.number("1e12"), "Tokens of the whole training of a language model.")
+@option("--loss", types.number("2.1"), "Loss of a language model to train to.")
 @option("--scaling-law", TEXT, "That gives its tokens, or a file.  [default: chinchilla]")
 @option(
-    *("--noise-scale", NUMBER, "Gradient noise scale: what larger batches need more."),
-    name="noise_scale_samples",
-    metavar="SAMPLES",
+    "--noise-scale",
+    types.number("SAMPLES"),
+    "Gradient noise scale: what larger batches need more.",
+    "noise_scale_samples",
 )
 @option("--reference-batch-size", WHOLE, "Samples per update for which the training is given.")
 @training_options

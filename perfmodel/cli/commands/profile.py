@@ -23,7 +23,7 @@ MODELS = types.suggested("torchvision:", "transformers:", name="SPEC")
     "--model",
     MODELS,
     "torchvision:NAME, transformers:NAME, or package.module:function that returns a Module.",
-    name="spec",
+    "spec",
     required=True,
 )
 @option("--input-shape", NUMBERS, "Shape of one random sample; of a language model, its tokens.")

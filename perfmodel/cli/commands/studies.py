@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 @model_options("auto")
 @option(
     "--noise-scale",
-    types.NUMBER,
+    types.number("SAMPLES"),
     "Gradient noise scale: also print statistical efficiency and goodput.",
-    metavar="SAMPLES",
 )
 @executor_options
 @option("--resume", types.FOLDER, "Keep finished jobs there, and continue from them.")
@@ -205,7 +204,7 @@ AIM = types.Text(name="AIM")
 
 @click.command(cls=OfJobs)
 @click.argument("variable", type=VARIABLES, metavar="VARIABLE")
-@option("--to", AIM, "Aim to reach, such as 'scaling>0.9'.", name="aim", required=True)
+@option("--to", AIM, "Aim to reach, such as 'scaling>0.9'.", "aim", required=True)
 @job_options()
 @fidelity_option("coarse", "coarse", "auto", "fine")
 @training_options

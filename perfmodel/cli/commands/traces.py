@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @option("--batch-size", types.WHOLE, "Samples per step.  [default: from recorded shapes]")
 @option("--precision", types.PRECISION, "Its precision.  [default: the gradients' type]")
 @option("--gradient-bytes", types.SIZE, "Size of all gradients, if the trace does not tell.")
-@option("--pid", types.TEXT, "Process to read.  [default: that with most operators]", metavar="ID")
+@option("--pid", types.Text(name="ID"), "Process to read.  [default: that with most operators]")
 @option("--gpu", types.WHOLE, "GPU to read.  [default: that with most kernels]")
 @outputs("json")
 def import_(trace: str, output: str | None, out: Outputs, **values: Any) -> None:

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 @fidelity_option("fine", "fine", "coarse", "auto")
 @option(
     "--tolerance",
-    types.FRACTION,
+    types.fraction("15%"),
     "Exit with code 1 if the step time of a group is further off than this.",
-    metavar="15%",
 )
 @option(
     "--statistic",

@@ -34,10 +34,9 @@ if TYPE_CHECKING:
 )
 @option(
     "--as-others",
-    types.WHOLE,
+    types.whole("RANK"),
     "Rank that computes like others that do the same. Repeatable.",
     multiple=True,
-    metavar="RANK",
 )
 @outputs("json")
 def what_if(
