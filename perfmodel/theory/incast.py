@@ -50,6 +50,11 @@ as the link fills them, as before the first loss. This value best predicts 22 me
 6 synchronous workers in which one link had a tenth to a half of the others' rate
 (docs/decisions/0030); 0.3 and 0.5 are hardly worse."""
 
+NEARLY_EQUAL = 0.02
+"""Standard deviation of the shares of connections that are taken as equal, where exactly equal ones
+would keep workers in step (docs/decisions/0098): :func:`spread` of 245 MB from 8 to 16 senders is
+0.01 to 0.09 with a queue of 128 to 512 KiB. Anything from 0.01 to 0.2 dissolves such a step."""
+
 FEW = 1e-3
 """Value of x below which the first term of the series is used."""
 
@@ -87,21 +92,33 @@ def parts(
 ) -> NDArray[np.float64]:
     """Return each sender's share of a full link, as a multiple of the median, (senders,).
 
-    The shares are equally likely values of a lognormal distribution with the given :func:`spread`,
-    in a random order for each ``link`` and seed; less for senders with lower ``rates``.
+    The shares are those of :func:`drawn` with the given :func:`spread`, less for senders with lower
+    ``rates``.
 
     >>> parts(np.ones(3), 2.65e6, 2**19, seed=0, link=0).round(2).tolist()
     [0.93, 1.08, 1.0]
     >>> parts(np.array([1.0, 0.25, 1.0]), 2.65e6, 2**19, seed=0, link=0).round(2).tolist()
     [0.93, 0.62, 1.0]
     """
+    senders = len(rates)
+    shares = drawn(senders, spread(senders, sent_bytes, queue_bytes), seed=seed, link=link)
+    slower: NDArray[np.float64] = (rates / rates.max()) ** SLOWER
+    return shares * slower
+
+
+def drawn(senders: int, spread: float, *, seed: int, link: int) -> NDArray[np.float64]:
+    """Return equally likely values of a lognormal distribution with median 1, (senders,).
+
+    ``spread`` is its standard deviation over its mean. Their order is random, for each ``link`` and
+    seed.
+
+    >>> drawn(3, 0.02, seed=0, link=0).round(3).tolist()
+    [0.981, 1.02, 1.0]
+    """
     from statistics import NormalDist  # slow to import, and rarely needed
 
-    senders = len(rates)
-    sigma = math.sqrt(math.log1p(spread(senders, sent_bytes, queue_bytes) ** 2))
+    sigma = math.sqrt(math.log1p(spread**2))
     normal = NormalDist()
     values = [math.exp(sigma * normal.inv_cdf((i + 0.5) / senders)) for i in range(senders)]
     sequence = np.random.SeedSequence([seed, _INCAST, link])
-    drawn = np.random.Generator(np.random.Philox(sequence)).permutation(np.array(values))
-    shares: NDArray[np.float64] = drawn * (rates / rates.max()) ** SLOWER
-    return shares
+    return np.random.Generator(np.random.Philox(sequence)).permutation(np.array(values))

@@ -129,7 +129,7 @@ ARCHITECTURE = Architecture(
         "time, in order, and the tensors that a layer keeps on one server travel together; a "
         "random order is drawn once per worker and is the same in all iterations",
         "all connections get equal shares of a full link, unless queue_bytes of the cluster makes "
-        "losses skew the shares",
+        "losses skew the shares; asynchronous pushes that overlap and vary differ by 2 %",
         "every pushed tensor costs the server its update time, also under BSP; without overlap "
         "(and without duplex) nothing is applied before a worker's whole gradient has arrived",
         "a worker's copy is the version right after its own push was applied (asp), the update "

@@ -19,7 +19,7 @@ from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.theory import incast
 from perfmodel.training.devices import Work
-from perfmodel.training.workers import add_workers, log_steps, stagger_s
+from perfmodel.training.workers import add_workers, log_steps, stagger_s, steady
 
 
 class Pushers(msgspec.Struct, frozen=True, eq=False):
@@ -135,10 +135,21 @@ class _Builder:
         )
 
     def _parts(self) -> Floats:
-        """Return each push's share of its server's link if full, (pushers, slices): 1 if equal."""
+        """Return each push's share of its server's link if full, (pushers, slices): 1 if equal.
+
+        If asynchronous workers overlap and their steps vary, shares are not exactly equal either
+        (docs/decisions/0098).
+        """
         server_of, queue_bytes = self.slices.server, self.job.cluster.queue_bytes
-        shares = np.ones((self.shape[0], self.options.servers))
+        pushers, servers = self.shape[0], self.options.servers
+        shares = np.ones((pushers, servers))
         if queue_bytes is None:
+            unbound = self.options.sync != "bsp" and self.options.bounded_lead in (None, math.inf)
+            if unbound and self.options.overlap and not steady(self.job):
+                for server in range(servers):
+                    shares[:, server] = incast.drawn(
+                        pushers, incast.NEARLY_EQUAL, seed=self.job.seed, link=server
+                    )
             return shares[:, server_of]
         nics = [self.job.cluster.nic_of(int(node)) for node in self._pushing_nodes]
         rates = np.array([nic.goodput_bytes_per_s for nic in nics])
