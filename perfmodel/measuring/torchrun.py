@@ -52,7 +52,7 @@ class LostError(PerfmodelError):
     """Another process has disconnected, or a transfer has failed."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class ProcessPlace(msgspec.Struct, frozen=True):
     """A process: its rank among ``ranks``, the number of its node, and its number on this node."""
 
     rank: int
@@ -73,7 +73,7 @@ def import_distributed() -> ModuleType:
     return distributed
 
 
-def place(environment: Mapping[str, str] = os.environ) -> Place | None:
+def place(environment: Mapping[str, str] = os.environ) -> ProcessPlace | None:
     """Return the place of this process, from torchrun's variables; None without them."""
     if not all(name in environment for name in VARIABLES):
         return None
@@ -82,7 +82,7 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
             raise InputError(f"{name}: expected a whole number, got {environment[name]!r}")
     rank, ranks, local_rank, node = (int(environment[name]) for name in VARIABLES)
     whole_number("torchrun: number of processes", ranks, at_least=2)
-    return Place(rank, ranks, node, local_rank)
+    return ProcessPlace(rank, ranks, node, local_rank)
 
 
 def launch(processes: int, words: Sequence[str]) -> int:
@@ -127,7 +127,11 @@ class Group:
     """
 
     def __init__(
-        self, place: Place, distributed: ModuleType, device: torch.device, control: ProcessGroup
+        self,
+        place: ProcessPlace,
+        distributed: ModuleType,
+        device: torch.device,
+        control: ProcessGroup,
     ) -> None:
         self.place, self.distributed, self.device = place, distributed, device
         self.control = control
@@ -185,7 +189,7 @@ class Group:
 
 
 @contextmanager
-def connected(place: Place, backend: str, *, timeout_s: float) -> Iterator[Group]:
+def connected(place: ProcessPlace, backend: str, *, timeout_s: float) -> Iterator[Group]:
     """Connect the processes of a run, until the end of the block.
 
     Raises

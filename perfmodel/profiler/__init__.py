@@ -14,7 +14,7 @@ from perfmodel.profiler.gradient_noise import measure_noise
 from perfmodel.profiler.overhead import Overhead
 from perfmodel.profiler.profiler import Profiler
 from perfmodel.profiler.record import RecordedProfile, record
-from perfmodel.profiler.training import TrainingSetup, training
+from perfmodel.profiler.training import TrainableModel, training
 from perfmodel.profiler.unmeasured import describe
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "Overhead",
     "Profiler",
     "RecordedProfile",
-    "TrainingSetup",
+    "TrainableModel",
     "describe",
     "measure_noise",
     "record",

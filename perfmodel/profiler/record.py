@@ -20,7 +20,7 @@ from perfmodel.profiler.gradient_noise import measure_noise
 from perfmodel.profiler.libraries import Built
 from perfmodel.profiler.overhead import Overhead
 from perfmodel.profiler.profiler import Profiler
-from perfmodel.profiler.training import MakeBatch, TrainingSetup, build, fitting, training
+from perfmodel.profiler.training import MakeBatch, TrainableModel, build, fitting, training
 
 PAIRS = 20
 """Default number of pairs of steps for measuring the overhead."""
@@ -168,7 +168,7 @@ def _checked_sizes(batch_sizes: Sequence[int], accumulate: int) -> tuple[int, ..
     return tuple(dict.fromkeys(batch_sizes))
 
 
-def _noise(trained: TrainingSetup, steps: int) -> NoiseScale:
+def _noise(trained: TrainableModel, steps: int) -> NoiseScale:
     """Measure the gradient noise scale at the model's initial parameters."""
 
     def backward() -> None:
@@ -186,7 +186,7 @@ def _noise(trained: TrainingSetup, steps: int) -> NoiseScale:
 
 
 def _measure(
-    trained: TrainingSetup,
+    trained: TrainableModel,
     profiler: Profiler,
     steps: int,
     pairs: int,
@@ -224,7 +224,7 @@ def _measure(
         profiler.measure_overhead(plain_step, pairs)
 
 
-def _description(trained: TrainingSetup, hardware: str) -> str:
+def _description(trained: TrainableModel, hardware: str) -> str:
     """Describe software, hardware and training, for the source of a timing."""
     torch = import_torch()
     if trained.device == "cpu":

@@ -51,7 +51,7 @@ MOMENTUM = 0.9
 
 
 @dataclass
-class TrainingSetup:
+class TrainableModel:
     """A model that can be trained, step by step.
 
     Attributes
@@ -122,7 +122,7 @@ def training(
     device: str = "cpu",
     dtype: str = "float32",
     seed: int = 0,
-) -> TrainingSetup:
+) -> TrainableModel:
     """Make a training setup from the name of a model, and try one forward pass.
 
     It has many parameters because each sets an independent part of the training.
@@ -165,7 +165,7 @@ def training(
     if not trainable:
         raise InputError(f"model: {built.name} has no trainable parameters")
     load_batch, data = _batches(built, batch, batch_size, input_shape)
-    trained = TrainingSetup(
+    trained = TrainableModel(
         model,
         *_optimizer(optimizer, trainable),
         batch_size=batch_size,
@@ -270,7 +270,7 @@ def _with_targets(load_batch: Callable[[], Batch], targets: Tensor) -> Callable[
     return load_both
 
 
-def _try_forward(trained: TrainingSetup, batch: Batch, source: str) -> Nested:
+def _try_forward(trained: TrainableModel, batch: Batch, source: str) -> Nested:
     """Return the output of a forward pass without gradients, to detect wrong shapes."""
     batch = trained.copy(batch)
     shape = shapes(batch if isinstance(batch, dict) else batch[0])
@@ -284,7 +284,7 @@ def _try_forward(trained: TrainingSetup, batch: Batch, source: str) -> Nested:
         return forward(trained.model, batch)
 
 
-def _try_loss(trained: TrainingSetup, output: Nested, targets: Nested | None) -> None:
+def _try_loss(trained: TrainableModel, output: Nested, targets: Nested | None) -> None:
     """Compute the loss once, to detect wrong shapes."""
     name = trained.loss_name
     refusal = (

@@ -20,7 +20,7 @@ from perfmodel.profiler.even_choices import META, even_choices
 from perfmodel.profiler.layers import Inspection, ObservedStep
 from perfmodel.profiler.libraries import Built
 from perfmodel.profiler.profiler import buffer_bytes, state_fraction
-from perfmodel.profiler.training import MakeBatch, TrainingSetup, build, training
+from perfmodel.profiler.training import MakeBatch, TrainableModel, build, training
 
 SAMPLES = 2
 """Samples of the step: batch normalisation needs more than one."""
@@ -87,7 +87,7 @@ def describe(
     )
 
 
-def _step(make: Callable[[], TrainingSetup]) -> tuple[TrainingSetup, ObservedStep]:
+def _step(make: Callable[[], TrainableModel]) -> tuple[TrainableModel, ObservedStep]:
     """Run a training step on the device *meta*; return it and what was observed."""
     with import_torch().device(META):
         trained = make()

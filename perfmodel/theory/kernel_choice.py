@@ -21,7 +21,7 @@ Choice = tuple[tuple[float, ...], ...]
 """Factors at the points of :data:`WAVES` (rows) and :data:`DEPTHS` (columns); empty for none."""
 
 
-class Axis(NamedTuple):
+class OctaveAxis(NamedTuple):
     """Points at equal distances in octaves (:func:`perfmodel.base.quantities.octaves`).
 
     Attributes
@@ -41,10 +41,10 @@ class Axis(NamedTuple):
         return minimum(maximum(place, 0.0), self.points - 1.0)
 
 
-WAVES = Axis(-4.0, 0.5, 19)
+WAVES = OctaveAxis(-4.0, 0.5, 19)
 """Tiles of 256 x 128 that the result would fill, over multiprocessors: 1/16 to 32."""
 
-DEPTHS = Axis(6.0, 2.0, 6)
+DEPTHS = OctaveAxis(6.0, 2.0, 6)
 """Terms of the sum, k: 64 to 65,536."""
 
 
@@ -77,7 +77,7 @@ def weights(waves: Floats, depth: Floats) -> Floats:
     return (i[:, :, None] * j[:, None, :]).reshape(len(i), -1)
 
 
-def _hats(axis: Axis, place: Quantity) -> Floats:
+def _hats(axis: OctaveAxis, place: Quantity) -> Floats:
     return np.maximum(0.0, 1.0 - np.abs(np.asarray(place)[:, None] - np.arange(axis.points)))
 
 

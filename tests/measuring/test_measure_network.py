@@ -23,7 +23,7 @@ from perfmodel.measuring.network import measure as network, plan
 from perfmodel.measuring.network.measure import GO, READY, WORD, Leader, net
 from perfmodel.measuring.network.operations import OPERATIONS
 from perfmodel.measuring.network.plan import NetworkCase, cases, chosen_operations, within
-from perfmodel.measuring.torchrun import Place
+from perfmodel.measuring.torchrun import ProcessPlace
 from tests.measuring.processes import command, outcomes, place, started
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
@@ -36,7 +36,7 @@ class Emulated:
 
     def __init__(self, one_way_s: float, takes_s: float) -> None:
         self.one_way_s, self.takes_s = one_way_s, takes_s
-        self.place = Place(0, 3)
+        self.place = ProcessPlace(0, 3)
         self.now = 100.0
         self.sent: list[int] = []
 
@@ -231,7 +231,7 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_place_is_that_of_torchrun() -> None:
     assert torchrun.place({}) is None
     variables = place(2, 4, 1, "node0", 29500)
-    assert torchrun.place(variables | {"LOCAL_RANK": "3"}) == Place(2, 4, 1, 3)
+    assert torchrun.place(variables | {"LOCAL_RANK": "3"}) == ProcessPlace(2, 4, 1, 3)
     with pytest.raises(InputError, match=r"^RANK: expected a whole number, got '-1'$"):
         torchrun.place(variables | {"RANK": "-1"})
     with pytest.raises(InputError, match=r"^torchrun: number of processes: must be at least 2"):

@@ -24,11 +24,11 @@ from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.base.errors import PerfmodelError
 from perfmodel.cli import cli
 from perfmodel.measuring import torchrun
-from perfmodel.measuring.torchrun import Place
+from perfmodel.measuring.torchrun import ProcessPlace
 from perfmodel.measuring.training import summary
 from perfmodel.measuring.training.measure import clock_offset_s, measured_of
 from perfmodel.measuring.training.run import MeasuredRun, RunResults
-from perfmodel.measuring.training.server import ParameterServer, Report
+from perfmodel.measuring.training.server import ParameterServer, ServerReport
 from perfmodel.measuring.training.shards import Applied, Shard, pieces_of, update_cost
 from perfmodel.measuring.training.worker import Client, Ran, train
 
@@ -224,7 +224,7 @@ class Member:
     """A rank of a group in memory."""
 
     def __init__(self, rank: int, ranks: int, messages: Messages) -> None:
-        self.place, self._messages = Place(rank, ranks), messages
+        self.place, self._messages = ProcessPlace(rank, ranks), messages
 
     def isend(self, rank: int, values: Any, tag: int) -> Done:
         self._queue(self.place.rank, rank, tag).put(values.copy())
@@ -298,7 +298,7 @@ def trained(
     together: bool = True,
     before: Callable[[int, int], None] = lambda worker, iteration: None,
     ended: Callable[[int], None] = lambda worker: None,
-) -> tuple[list[list[Array]], list[tuple[Shard, Report]], list[Ran]]:
+) -> tuple[list[list[Array]], list[tuple[Shard, ServerReport]], list[Ran]]:
     """Final parameters of each worker, and the records of servers and workers."""
     pieces, messages = pieces_of(LAYERS, servers), Messages()
     ranks = range(workers, workers + servers)
@@ -310,7 +310,7 @@ def trained(
         ended(worker)
         return [client.parameters[layer] for layer in sorted(client.parameters)], ran
 
-    def serve(server: int) -> tuple[Shard, Report]:
+    def serve(server: int) -> tuple[Shard, ServerReport]:
         held = [piece for piece in pieces if piece.server == server]
         made = shard(workers, bound, [piece.elements for piece in held])
         group = messages.of(workers + server)

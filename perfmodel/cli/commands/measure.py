@@ -27,8 +27,8 @@ from perfmodel.cli.verbosity import remark
 if TYPE_CHECKING:
     from perfmodel.inputs.workload import Workload
     from perfmodel.measuring.measurements import Measurement, Measurements
-    from perfmodel.measuring.torchrun import Place
-    from perfmodel.measuring.training.measure import Plan
+    from perfmodel.measuring.torchrun import ProcessPlace
+    from perfmodel.measuring.training.measure import TrainingPlan
     from perfmodel.results.prediction import Prediction
 
 
@@ -42,7 +42,7 @@ PROCESSES = option(
 )
 
 
-def place_or_launch(processes: int | None) -> Place:
+def place_or_launch(processes: int | None) -> ProcessPlace:
     """This process under torchrun; else start processes, wait, and exit with their code."""
     from perfmodel.measuring import torchrun
 
@@ -288,9 +288,9 @@ def training(
         show("\n".join(summary.lines(run, quantities)))
 
 
-def _plan(values: Arguments) -> Plan:
+def _plan(values: Arguments) -> TrainingPlan:
     """The plan of a run, from the flags; refuses contradictory flags."""
-    from perfmodel.measuring.training.measure import ARCHITECTURES, Plan
+    from perfmodel.measuring.training.measure import ARCHITECTURES, TrainingPlan
 
     named = values["arch"]
     if named not in ARCHITECTURES:
@@ -308,10 +308,10 @@ def _plan(values: Arguments) -> Plan:
     model = {name: arguments.pop(name) for name in MODEL_OPTIONS if name in arguments}
     if "input_shape" in model:
         model["input_shape"] = tuple(model["input_shape"])
-    return Plan(**arguments, model=model)
+    return TrainingPlan(**arguments, model=model)
 
 
-def _profiled(plan: Plan, cluster: str, workload: str | None) -> Workload:
+def _profiled(plan: TrainingPlan, cluster: str, workload: str | None) -> Workload:
     """The workload of a run, to predict it; refuses a run that cannot be predicted."""
     from perfmodel.catalogue import catalogue
 

@@ -29,7 +29,7 @@ from perfmodel.measuring.network.plan import (
     chosen_operations,
     within,
 )
-from perfmodel.measuring.torchrun import BACKENDS, Group, Place, congestion, connected
+from perfmodel.measuring.torchrun import BACKENDS, Group, ProcessPlace, congestion, connected
 
 ROUND_TRIPS = 11
 """Round trips of a notification; their median is used."""
@@ -95,7 +95,7 @@ class NetworkPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 def measure(
     plan: NetworkPlan,
-    place: Place,
+    place: ProcessPlace,
     *,
     name: str = "network",
     say: Say | None = None,

@@ -24,7 +24,7 @@ MOST_US = 1e18
 _COLLECTIVE = re.compile(r"(?:NCCL|MPI|GLOO|CCL|MLSL|DDL|HIERARCHICAL)\w*_(?:ALL|REDUCE|BROADCAST)")
 
 
-class Timeline(NamedTuple):
+class HorovodTimes(NamedTuple):
     """Seconds of a step, None where no tensor comes twice, and of its collectives, all together."""
 
     step_s: float | None
@@ -32,7 +32,7 @@ class Timeline(NamedTuple):
     steps: int
 
 
-def parse(text: str, name: str) -> Timeline:
+def parse(text: str, name: str) -> HorovodTimes:
     """Read a timeline; ``name`` is the file's.
 
     Raises
@@ -62,7 +62,9 @@ def parse(text: str, name: str) -> Timeline:
         )
     steps = max(map(len, starts.values()), default=1)
     between = [then - now for times in starts.values() for now, then in pairwise(times)]
-    return Timeline(median(between) if between else None, _together(spans) / max(steps, 1), steps)
+    return HorovodTimes(
+        median(between) if between else None, _together(spans) / max(steps, 1), steps
+    )
 
 
 def _together(spans: list[tuple[float, float]]) -> float:

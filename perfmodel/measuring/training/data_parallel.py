@@ -13,7 +13,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.foreign.pytorch import import_torch
 from perfmodel.measuring.torchrun import LostError
 from perfmodel.measuring.training.worker import Ran
-from perfmodel.profiler.training import TrainingSetup
+from perfmodel.profiler.training import TrainableModel
 from perfmodel.theory.buckets import DDP_BUCKET_BYTES, DDP_FIRST_BUCKET_BYTES
 
 CONCURRENT = {"gloo": 2, "nccl": 1}
@@ -49,7 +49,7 @@ def caps(bucket_cap_mib: float | None) -> tuple[float, float]:
 class DataParallel:
     """A model wrapped in DistributedDataParallel, and its iterations."""
 
-    def __init__(self, training: TrainingSetup, bucket_cap_mib: float | None) -> None:
+    def __init__(self, training: TrainableModel, bucket_cap_mib: float | None) -> None:
         torch = import_torch()
         self._training, self._caps = training, caps(bucket_cap_mib)
         more = {} if bucket_cap_mib is None else {"bucket_cap_mb": bucket_cap_mib}

@@ -12,7 +12,7 @@ from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.measuring.torchrun import Array
 from perfmodel.measuring.training.shards import ELEMENT_BYTES
 from perfmodel.measuring.training.worker import Client
-from perfmodel.profiler.training import TrainingSetup
+from perfmodel.profiler.training import TrainableModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,7 @@ class HookedModel:
     their calls in the first forward pass.
     """
 
-    def __init__(self, training: TrainingSetup) -> None:
+    def __init__(self, training: TrainableModel) -> None:
         self._torch = import_torch()
         self._training = training
         self.layers = _layers(training)
@@ -113,7 +113,7 @@ class HookedModel:
             self._client.push(index, _flat(gradients))
 
 
-def _layers(training: TrainingSetup) -> list[tuple[str, list[Tensor]]]:
+def _layers(training: TrainableModel) -> list[tuple[str, list[Tensor]]]:
     """Return the names of called modules and their trainable parameters."""
     model = training.model
     called: dict[str, None] = {}

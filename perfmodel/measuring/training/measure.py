@@ -19,13 +19,13 @@ from perfmodel.base.files import ready
 from perfmodel.base.provenance import Source
 from perfmodel.foreign.pytorch import import_torch
 from perfmodel.inputs.workload import Workload
-from perfmodel.measuring.torchrun import Group, Place, congestion, connected
+from perfmodel.measuring.torchrun import Group, ProcessPlace, congestion, connected
 from perfmodel.measuring.training import data_parallel
 from perfmodel.measuring.training.run import MeasuredRun, Options, RunResults
-from perfmodel.measuring.training.server import ParameterServer, Report
+from perfmodel.measuring.training.server import ParameterServer, ServerReport
 from perfmodel.measuring.training.shards import Applied, Shard, pieces_of, update_cost
 from perfmodel.measuring.training.worker import Client, Ran, train
-from perfmodel.profiler.training import TrainingSetup
+from perfmodel.profiler.training import TrainableModel
 
 ARCHITECTURES = {"ps": "ps", "ring": "allreduce", "allreduce": "allreduce", "ddp": "allreduce"}
 SYNCS = ("bsp", "asp", "ssp")
@@ -42,7 +42,7 @@ PROBES = 16
 Progress = Callable[[int, int], None]
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of a run; the same on all ranks.
 
     Attributes
@@ -133,13 +133,15 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
     """Message from a rank to rank 0 at the end; workers set ``ran``, servers ``report``."""
 
     ran: Ran | None = None
-    report: Report | None = None
+    report: ServerReport | None = None
     batch_size: int = 0
     workload: str = ""
     about: str = ""
 
 
-def measure(plan: Plan, place: Place, progress: Progress | None = None) -> MeasuredRun | None:
+def measure(
+    plan: TrainingPlan, place: ProcessPlace, progress: Progress | None = None
+) -> MeasuredRun | None:
     """Take part in a run as the process ``place``; return the measurements on rank 0, None
     elsewhere.
 
@@ -194,7 +196,7 @@ def clock_offset_s(group: Group) -> float:
     return 0.0
 
 
-def _training(plan: Plan, place: Place) -> TrainingSetup:
+def _training(plan: TrainingPlan, place: ProcessPlace) -> TrainableModel:
     from perfmodel.profiler.training import training
 
     arguments = {**plan.model, "seed": plan.seed}
@@ -203,7 +205,7 @@ def _training(plan: Plan, place: Place) -> TrainingSetup:
     return training(**arguments)
 
 
-def _data_parallel(plan: Plan, group: Group, progress: Progress | None) -> RankReport:
+def _data_parallel(plan: TrainingPlan, group: Group, progress: Progress | None) -> RankReport:
     trained = _training(plan, group.place)
     steps = data_parallel.DataParallel(trained, plan.bucket_cap_mib)
     steps.measure_alone()
@@ -222,7 +224,7 @@ def _software(backend: str, group: Group) -> str:
     return f"{backend}, torch {group.torch.__version__}, TCP {congestion() or '(system default)'}"
 
 
-def _server(plan: Plan, group: Group, workers: int) -> RankReport:
+def _server(plan: TrainingPlan, group: Group, workers: int) -> RankReport:
     server = group.place.rank - workers
     bound = {"bsp": 0.0, "asp": math.inf, "ssp": plan.staleness_bound}[plan.sync]
     rate = LEARNING_RATE / workers if plan.sync == "bsp" else LEARNING_RATE
@@ -233,7 +235,9 @@ def _server(plan: Plan, group: Group, workers: int) -> RankReport:
     return RankReport(report=ParameterServer(group, pieces, shard, workers, plan.warmup).serve())
 
 
-def _worker(plan: Plan, group: Group, workers: int, progress: Progress | None) -> RankReport:
+def _worker(
+    plan: TrainingPlan, group: Group, workers: int, progress: Progress | None
+) -> RankReport:
     from perfmodel.measuring.training.hooks import HookedModel
 
     rank = group.place.rank
@@ -261,7 +265,7 @@ def _worker(plan: Plan, group: Group, workers: int, progress: Progress | None) -
     )
 
 
-def _run(plan: Plan, messages: Sequence[RankReport], workers: int) -> MeasuredRun:
+def _run(plan: TrainingPlan, messages: Sequence[RankReport], workers: int) -> MeasuredRun:
     """Make the measured run from the messages of all ranks."""
     first = messages[0]
     ran = [message.ran for message in messages if message.ran is not None]
@@ -334,7 +338,7 @@ def measured_of(
 
 
 def _with_servers(
-    measured: RunResults, ran: Sequence[Ran], reports: Sequence[Report], *, stale: bool
+    measured: RunResults, ran: Sequence[Ran], reports: Sequence[ServerReport], *, stale: bool
 ) -> RunResults:
     """Add the servers' reports; equal pieces on several servers get the median of their medians."""
     staleness: Counter[int] = Counter()

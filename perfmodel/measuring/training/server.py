@@ -32,7 +32,7 @@ LEAVE, ITERATE, LAST, SET = range(4)
 the initial parameters."""
 
 
-class Report(msgspec.Struct, frozen=True):
+class ServerReport(msgspec.Struct, frozen=True):
     """Report of a server: number of updates by staleness, and the update times."""
 
     staleness: dict[int, int]
@@ -67,7 +67,7 @@ class ParameterServer:
         self._done: set[int] = set()
         self._seconds: dict[tuple[float, int], list[float]] = {}
 
-    def serve(self) -> Report:
+    def serve(self) -> ServerReport:
         """Apply pushes and answer them until all workers have left."""
         for worker in range(self._workers):
             threading.Thread(target=self._receive, args=(worker,), daemon=True).start()
@@ -86,7 +86,7 @@ class ParameterServer:
             Applied(tensors, size * ELEMENT_BYTES, statistics.median(seconds))
             for (tensors, size), seconds in self._seconds.items()
         )
-        return Report(dict(self._shard.staleness), tuple(applied))
+        return ServerReport(dict(self._shard.staleness), tuple(applied))
 
     def _replies(self, message: Incoming) -> list[Reply]:
         if message.values is None:

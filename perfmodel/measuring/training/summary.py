@@ -12,7 +12,7 @@ from perfmodel.measuring.training.run import MeasuredRun
 from perfmodel.results.prediction import Prediction
 
 
-class Quantity(msgspec.Struct, frozen=True):
+class ComparedQuantity(msgspec.Struct, frozen=True):
     """A measured quantity, its prediction and the prediction's error.
 
     ``error`` is predicted / measured - 1, or the difference for a fraction or a count. Both are
@@ -25,7 +25,9 @@ class Quantity(msgspec.Struct, frozen=True):
     error: float | None = None
 
 
-def quantities(run: MeasuredRun, predicted: Mapping[str, float] | None = None) -> list[Quantity]:
+def quantities(
+    run: MeasuredRun, predicted: Mapping[str, float] | None = None
+) -> list[ComparedQuantity]:
     """Return the measured quantities that can be predicted; ``predicted`` has the same names.
 
     They are *iteration_s*, *throughput_samples_per_s*, *idle_fraction* and *staleness_mean*.
@@ -39,12 +41,12 @@ def quantities(run: MeasuredRun, predicted: Mapping[str, float] | None = None) -
     }
     known = {name: value for name, value in values.items() if value is not None}
     if predicted is None:
-        return [Quantity(name, value) for name, value in known.items()]
+        return [ComparedQuantity(name, value) for name, value in known.items()]
     compared = []
     for name, value in known.items():
         relative = name in ("iteration_s", "throughput_samples_per_s")
         error = predicted[name] / value - 1.0 if relative else predicted[name] - value
-        compared.append(Quantity(name, value, predicted[name], error))
+        compared.append(ComparedQuantity(name, value, predicted[name], error))
     return compared
 
 
@@ -58,7 +60,7 @@ def of_prediction(prediction: Prediction) -> dict[str, float]:
     }
 
 
-def to_dict(run: MeasuredRun, quantities: Sequence[Quantity]) -> dict[str, object]:
+def to_dict(run: MeasuredRun, quantities: Sequence[ComparedQuantity]) -> dict[str, object]:
     """Return the contents of the run's file and the quantities, as JSON-like values."""
     return {**msgspec.to_builtins(run), "quantities": msgspec.to_builtins(quantities)}
 
@@ -73,7 +75,7 @@ _SHOWN: dict[str, tuple[str, Callable[[float], str], Callable[[float], str]]] = 
 }  # fmt: skip
 
 
-def lines(run: MeasuredRun, quantities: Sequence[Quantity]) -> list[str]:
+def lines(run: MeasuredRun, quantities: Sequence[ComparedQuantity]) -> list[str]:
     """Return the lines to print."""
     measured = run.measured
     rows = []
