@@ -188,6 +188,7 @@ def _tidy(text: str) -> str:
     return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
 
 
+@pytest.mark.family("pages")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "page",

@@ -61,6 +61,7 @@ def drawn(example: Path, path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.family("pages")
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda e: e.stem)
 def test_example_draws_its_picture_and_prints_its_output(example: Path, tmp_path: Path) -> None:
     committed = FOLDER / "pictures" / f"{example.stem}.png"

@@ -100,6 +100,7 @@ def test_a_notebook_is_committed_with_its_outputs(path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.family("pages")
 @by_notebook
 @pytest.mark.filterwarnings("default")  # from the notebook packages
 def test_a_notebook_prints_its_committed_outputs(path: Path) -> None:

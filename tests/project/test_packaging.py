@@ -298,6 +298,7 @@ def test_profiles_are_found_after_installing_the_wheel(wheel: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.family("installations")  # .ci/run makes both as well
 @needs_builder
 def test_without_a_compiler_the_package_works_and_says_so(sdist: Path, tmp_path: Path) -> None:
     plain, log = built(sdist, tmp_path / "wheel", PATH=str(tmp_path))
@@ -315,6 +316,7 @@ def test_without_a_compiler_the_package_works_and_says_so(sdist: Path, tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.family("installations")  # .ci/run makes both as well
 @needs_compiler
 def test_profiles_are_found_after_an_editable_install(tree: Path, tmp_path: Path) -> None:
     environment = tmp_path / "venv"

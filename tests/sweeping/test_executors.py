@@ -139,11 +139,12 @@ def test_inputs_and_results_can_be_pickled() -> None:
 
 @pytest.mark.slow
 def test_a_plan_with_many_simulations_is_the_same_in_threads() -> None:
-    asked: dict[str, Any] = {"model": "efficientnet-b0", "dataset_size": 1281167, "epochs": 90}
+    asked: dict[str, Any] = {"model": "resnet18", "dataset_size": 1281167, "epochs": 90}
+    asked |= {"workers": [8, 16, 32, 64], "batch_size": [64, 128]}
     asked["limits"] = PlanLimits(deadline_s=43200.0)
     alone = plan(**asked)
-    assert alone.simulated >= 12  # four for each thread
-    with ThreadPoolExecutor(3) as pool:
+    assert alone.simulated >= 8  # four for each thread
+    with ThreadPoolExecutor(2) as pool:
         assert plan(**asked, executor=pool) == alone
 
 
