@@ -258,14 +258,10 @@ def _compared(layouts: Layouts, k: int, confidence: float) -> ComparedLayout:
     shares: dict[str, float] = defaultdict(float)
     for part in phases.parts.values():
         shares[part.cause] += float(part.seconds)
-    numbers: dict[str, Any] = {name: int(getattr(layouts, name)[k]) for name in
-               ("workers", "tensor", "context", "expert", "pipeline", "virtual_stages",
-                "micro_batches", "micro_batch_size")}  # fmt: skip
     return ComparedLayout(
-        **numbers,
+        **layouts.shape_of(k),
+        workers=int(layouts.workers[k]),
         arch=layouts.arch[k] or job.architecture.name,
-        schedule=layouts.schedule[k] if numbers["pipeline"] > 1 else None,
-        recompute=layouts.recompute[k],
         throughput_samples_per_s=int(layouts.global_batch_size[k]) / step_s,
         iteration_s=step_s,
         needed_bytes=memory.needed_bytes(confidence),

@@ -181,7 +181,8 @@ def between(first: Job, second: Job, variable: str, names: tuple[str, str]) -> l
 
     jobs = (first, second)
     varied = argument(variable, *jobs)
-    values = varied.spaced(_points(*jobs))
+    points, halvings = _effort(*jobs)
+    values = varied.spaced(points)
     for job in jobs:
         values = values[_possible(job, variable, values)]
     known = [(v, s) for v, s in zip(values.tolist(), signs_at(values), strict=True) if s]
@@ -190,7 +191,7 @@ def between(first: Job, second: Job, variable: str, names: tuple[str, str]) -> l
         if sign != next_sign:
             _, value = boundary(
                 *(low, high, lambda v: signs_at(np.array([v]))[0], sign, varied.step),
-                halvings=_halvings(*jobs),
+                halvings=halvings,
             )
             faster = names if sign > 0 else names[::-1]
             crossovers.append(Crossover(variable, value, *faster, None))
@@ -252,12 +253,10 @@ def _possible(job: Job, variable: str, values: Floats) -> list[bool]:
     return [is_possible(value) for value in values.tolist()]
 
 
-def _points(*jobs: Job) -> int:
-    return POINTS if all(job.replica is None for job in jobs) else FEW
-
-
-def _halvings(*jobs: Job) -> int:
-    return HALVINGS if all(job.replica is None for job in jobs) else FEWER_HALVINGS
+def _effort(*jobs: Job) -> tuple[int, int]:
+    """Return the grid points, and the halvings between two of them, that jobs are worth."""
+    arrays = all(job.replica is None for job in jobs)
+    return (POINTS, HALVINGS) if arrays else (FEW, FEWER_HALVINGS)
 
 
 def _varied(job: Job) -> list[str]:
@@ -277,7 +276,8 @@ def _crossovers(job: Job, name: str) -> list[Crossover]:
     variable = argument(name, job)
     if name == "batch_size":
         variable = variable._replace(step=1 if job.replica is None else job.workload.accumulation)
-    values, here = variable.spaced(_points(job)), variable.value_in(job, job)
+    points, halvings = _effort(job)
+    values, here = variable.spaced(points), variable.value_in(job, job)
     values = values[_possible(job, name, values)]
     near = max(int(np.searchsorted(values, NEAR * here, side="right")), 1)
     ruling = _ruling(job, name, values[:near])
@@ -291,7 +291,7 @@ def _crossovers(job: Job, name: str) -> list[Crossover]:
         if not variable.values:
             _, value = boundary(
                 *(low, value, lambda v: _ruling_at(job, name, v), ruling[k], variable.step),
-                halvings=_halvings(job),
+                halvings=halvings,
             )
         pair = ruling[k], _ruling_at(job, name, value)
         formula = solved_for_phases(job, name, value, pair)

@@ -39,7 +39,8 @@ def remedies(job: Job, confidence: float = SURE) -> tuple[Change, ...]:
         return ()
     several = [tuple(changes) for changes in (_passes(job), _batches(job), _recomputations(job),
                _shardings(job), _workers(job))]  # fmt: skip
-    larger = (tuple(_tensors(job)), tuple(_pipelines(job)))
+    most = {"tensor": job.cluster.devices_per_node, "pipeline": MOST_STAGES}
+    larger = [tuple(_larger(job, name, count)) for name, count in most.items()]
     enough = _enough(job, (*several, *larger) if job.replica else several, confidence)
     if enough:
         return enough
@@ -165,27 +166,23 @@ def _shardings(job: Job) -> Iterator[Change]:
 
 def _workers(job: Job) -> Iterator[Change]:
     """Yield more workers, where they share the model."""
-    factor = 2
-    while factor <= MOST_DEVICES and job.architecture.name == "fsdp":
+    for factor in _doubled(2, MOST_DEVICES) if job.architecture.name == "fsdp" else ():
         workers = factor * job.workers
         yield of_arguments("workers", f"--workers {workers}", workers=workers)
-        factor *= 2
 
 
-def _tensors(job: Job) -> Iterator[Change]:
-    """Yield more devices that divide each layer, up to a node."""
-    count = 2 * (job.replica.tensor if job.replica else 1)
-    while count <= job.cluster.devices_per_node and not job.islands:
-        yield _of_replica(job, "tensor", count)
-        count *= 2
+def _larger(job: Job, name: str, most: int) -> Iterator[Change]:
+    """Yield more devices per worker, which divide each layer (*tensor*) or are more stages."""
+    now = getattr(job.replica, name) if job.replica else 1
+    for count in _doubled(2 * now, most) if not job.islands else ():
+        yield _of_replica(job, name, count)
 
 
-def _pipelines(job: Job) -> Iterator[Change]:
-    """Yield more stages."""
-    count = 2 * (job.replica.pipeline if job.replica else 1)
-    while count <= MOST_STAGES and not job.islands:
-        yield _of_replica(job, "pipeline", count)
-        count *= 2
+def _doubled(first: int, most: int) -> Iterator[int]:
+    """Yield a number and its doubles, up to ``most``."""
+    while first <= most:
+        yield first
+        first *= 2
 
 
 def _of_replica(job: Job, name: str, count: int) -> Change:

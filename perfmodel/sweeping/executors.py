@@ -65,11 +65,9 @@ def opened(processes: int | None, dask: str | None) -> Iterator[Executor]:
             raise InputError("--jobs and --dask: give only one of them")
         with _dask(dask) as executor:
             yield executor
-    elif processes is None:
-        with Processes(usable_cores(), ALONE_S) as executor:
-            yield executor
     else:
-        with Processes(processes) as executor:
+        count, alone_s = (usable_cores(), ALONE_S) if processes is None else (processes, 0.0)
+        with Processes(count, alone_s) as executor:
             yield executor
 
 

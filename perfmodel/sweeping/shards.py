@@ -235,18 +235,19 @@ def _digests(jobs: Sequence[Job]) -> list[bytes]:
             known[id(value)] = _digest(_encoded(value))
         return known[id(value)]
 
-    def whole(job: Job) -> bytes:
+    def encoded_job(job: Job) -> bytes:
         values = msgspec.structs.asdict(job)
         del values["given"]
         values |= {name: shared(values[name]) for name in ("workload", "cluster")}
         values["architecture"] = job.architecture.name
         values["islands"] = [
-            msgspec.structs.asdict(island) | {"job": whole(island.job)} for island in job.islands
+            msgspec.structs.asdict(island) | {"job": encoded_job(island.job)}
+            for island in job.islands
         ]
-        values["flat"] = None if job.flat is None else whole(job.flat)
+        values["flat"] = None if job.flat is None else encoded_job(job.flat)
         return _encoded(values)
 
-    return [_digest(whole(job)).encode() for job in jobs]
+    return [_digest(encoded_job(job)).encode() for job in jobs]
 
 
 def _encoded(value: object) -> bytes:
