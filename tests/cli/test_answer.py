@@ -61,10 +61,10 @@ def test_assumptions_that_matter_are_shown_and_the_others_counted() -> None:
     assert {"bandwidth", "servers", "batch_size"} <= {*matter}
     _, lines = printed(f"predict {COMMAND}")
     assert named(lines) == [*matter, "precision"]
-    count, _, rest = lines[-1].partition(" ")
+    count, _, others = lines[-1].partition(" ")
     unknown = sum(each.left_out for each in worth)
     assert int(count) == len(worth) - len(matter) - 1 - unknown
-    assert f"formulas cannot judge {unknown} more" in rest
+    assert f"formulas cannot judge {unknown} more" in others
     assert unknown == 1  # transmission=quantum
 
 
@@ -88,13 +88,13 @@ def test_what_is_given_is_not_assumed() -> None:
 def test_verbose_prints_all_figures_and_all_assumptions() -> None:
     answer, lines = printed(f"predict {COMMAND} -v")
     assert {"mean", "busiest"} <= {line.split()[0] for line in answer}
-    assert named(lines) == [each.assumption.name for each in effects(make_job(**PS))]
+    assert named(lines) == [effect.assumption.name for effect in effects(make_job(**PS))]
     assert not any("--verbose" in line for line in lines)
 
 
 def test_explain_prints_all_assumptions() -> None:
     _, lines = printed(f"explain {COMMAND}")
-    assert named(lines) == [each.assumption.name for each in effects(make_job(**PS))]
+    assert named(lines) == [effect.assumption.name for effect in effects(make_job(**PS))]
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,10 @@ def test_a_long_sweep_prints_its_fastest_jobs() -> None:
 
 def test_a_comparison_prints_what_shifts_its_jobs() -> None:
     jobs = [{**PS, "arch": arch} for arch in ("ring", "ps")]
-    found = robustness([make_job(**each) for each in jobs])
+    result = robustness([make_job(**each) for each in jobs])
     _, lines = printed(f"compare {COMMAND} --arch ring,ps")
-    assert named(lines) == [each.assumption.name for each in found if each.matters]
-    overlap = next(each for each in found if each.assumption.name == "bandwidth")
+    assert named(lines) == [each.assumption.name for each in result if each.matters]
+    overlap = next(each for each in result if each.assumption.name == "bandwidth")
     half, _ = overlap.shifts
     rates = [rate({**each, "bandwidth_bytes_per_s": 0.625e9}) for each in jobs]
     now = [rate(each) for each in jobs]

@@ -78,15 +78,15 @@ def completed(line: str) -> list[str]:
     ],
 )  # fmt: skip
 def test_words_are_completed(line: str, expected: list[str]) -> None:
-    found = completed(line)
+    result = completed(line)
     if line == "predict --device h100-p":
         expected = [n for n in catalogue.device_names() if n.startswith("h100-p")]
-    assert found == expected
+    assert result == expected
 
 
 def test_clusters_are_names_and_files() -> None:
-    found = completed("predict --cluster ")
-    assert found == [*catalogue.cluster_names(), "<file>"]
+    result = completed("predict --cluster ")
+    assert result == [*catalogue.cluster_names(), "<file>"]
 
 
 def test_show_completes_everything_that_it_shows() -> None:
@@ -99,12 +99,12 @@ def test_show_completes_everything_that_it_shows() -> None:
 @pytest.mark.parametrize("name", registry.names())
 def test_all_options_of_an_architecture_are_completed(name: str) -> None:
     fields = described(registry.find(name)[0].options)
-    assert completed(f"predict --arch {name} --option ") == [f"{each.name}=" for each in fields]
-    for each in fields:
-        words = get_args(each.type) if get_origin(each.type) is Literal else ()
-        expected = ("true", "false") if each.type is bool else words
-        assert completed(f"predict --arch {name} --option {each.name}=") == [
-            f"{each.name}={word}" for word in (*expected, *each.about.by_cluster)
+    assert completed(f"predict --arch {name} --option ") == [f"{field.name}=" for field in fields]
+    for field in fields:
+        words = get_args(field.type) if get_origin(field.type) is Literal else ()
+        expected = ("true", "false") if field.type is bool else words
+        assert completed(f"predict --arch {name} --option {field.name}=") == [
+            f"{field.name}={word}" for word in (*expected, *field.about.by_cluster)
         ]
 
 
@@ -135,8 +135,8 @@ def test_nothing_is_imported_that_takes_long(line: str, expected: str) -> None:
         [sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True,
         check=True,
     )  # fmt: skip
-    *found, imported = done.stdout.splitlines()
-    assert found == [expected]
+    *result, imported = done.stdout.splitlines()
+    assert result == [expected]
     assert imported == "[]"
 
 

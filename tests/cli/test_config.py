@@ -41,8 +41,8 @@ def predicted(*words: str) -> dict[str, Any]:
     """The JSON object of a prediction."""
     done = run("predict", "--json", *words)
     assert done.exit_code == 0, str(done.exception)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def acting(*words: str) -> str:
@@ -77,8 +77,8 @@ def test_a_flag_comes_before_a_job_file_before_the_configuration(
     write("[all]\nworkers = 8\nbatch-size = 8\naccumulation = 2\nseed = 7\n")
     job = tmp_path / "job.toml"
     job.write_text('schema = "perfmodel.job/1"\nmodel = "resnet18"\nworkers = 4\nbatch_size = 16\n')
-    found = predicted("--job", str(job), "--workers", "2")
-    assert (found["workers"], found["batch_size"]) == (2, 16)
+    result = predicted("--job", str(job), "--workers", "2")
+    assert (result["workers"], result["batch_size"]) == (2, 16)
     expected = "--batch-size 8 --accumulation 2 --seed 7"
     assert acting("predict", "--job", str(job), "--workers", "2") == expected
 
@@ -89,8 +89,8 @@ def test_each_job_file_of_a_comparison_takes_what_it_lacks(write: Write, tmp_pat
         header = 'schema = "perfmodel.job/1"\nmodel = "resnet18"\n'
         (tmp_path / f"{name}.toml").write_text(header + text)
     words = [w for name in "ab" for w in ("--job", str(tmp_path / f"{name}.toml"))]
-    found = json.loads(run("compare", *words, "--json").stdout)
-    assert [row["workers"] for row in found["rows"]] == [2, 8]
+    result = json.loads(run("compare", *words, "--json").stdout)
+    assert [row["workers"] for row in result["rows"]] == [2, 8]
 
 
 @pytest.mark.sampled(3)
@@ -165,10 +165,10 @@ def test_paths_are_relative_to_the_file_and_names_are_names(write: Write) -> Non
     place.write_bytes(shipped.read_bytes())
     words = (*MODEL, "--workers", "2")
     assert acting("predict", *words) == f"--cluster {place}"
-    found = predicted(*words)
-    assert found == predicted(*words, "--cluster", "ethernet-25g")
+    result = predicted(*words)
+    assert result == predicted(*words, "--cluster", "ethernet-25g")
     write('[all]\ncluster = "ethernet-25g"\n')
-    assert predicted(*words) == found
+    assert predicted(*words) == result
 
 
 @pytest.mark.slow

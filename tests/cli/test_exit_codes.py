@@ -40,9 +40,9 @@ def table() -> dict[int, str]:
 def test_the_page_and_the_help_have_these_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(table()) == {0, 1, 2, 130, command_line.BROKEN_PIPE}
     cli.main(["--help"], standalone_mode=False)
-    said = " ".join(capsys.readouterr().out.split())
+    message = " ".join(capsys.readouterr().out.split())
     for number in table():
-        assert re.search(rf"\b{number} \w", said.partition("Exit codes: ")[2])
+        assert re.search(rf"\b{number} \w", message.partition("Exit codes: ")[2])
 
 
 @pytest.mark.parametrize("words", [(), ("--help",), ("--version",), ("list", "devices"), JOB])

@@ -25,11 +25,11 @@ def commands() -> Iterator[tuple[str, click.Command]]:
     context = click.Context(cli)
     yield "perfmodel", cli
     for name in command_line.COMMANDS:
-        found = cli.get_command(context, name)
-        assert found is not None
-        yield name, found
-        if isinstance(found, click.Group):
-            yield from found.commands.items()
+        result = cli.get_command(context, name)
+        assert result is not None
+        yield name, result
+        if isinstance(result, click.Group):
+            yield from result.commands.items()
 
 
 @pytest.mark.parametrize(("name", "command"), list(commands()))
@@ -96,8 +96,8 @@ def test_verbosity_is_seen_before_and_after_the_command(
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 0, done.stderr
     assert level == [expected]
-    said = ["a remark", "perfmodel: warning: a warning"] if expected >= 0 else []
-    assert done.stderr.splitlines() == said
+    message = ["a remark", "perfmodel: warning: a warning"] if expected >= 0 else []
+    assert done.stderr.splitlines() == message
 
 
 def test_outside_of_a_command_nothing_is_quiet() -> None:

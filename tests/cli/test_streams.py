@@ -99,8 +99,8 @@ def test_measurements_are_a_table_or_a_file_by_what_they_begin_with(
         )  # fmt: skip
     words = ["calibrate", "network", "--json"]
     known = json.loads(answer(*words, str(path)))
-    found = json.loads(answer(*words, "-", given=path.read_bytes()))
-    assert str(found).replace("table <stdin>", "table stdin.csv") == str(known)
+    result = json.loads(answer(*words, "-", given=path.read_bytes()))
+    assert str(result).replace("table <stdin>", "table stdin.csv") == str(known)
 
 
 def test_runs_are_read_twice_but_given_once() -> None:

@@ -33,21 +33,21 @@ def test_each_layout_is_that_of_a_prediction(found: LayoutComparison) -> None:
     assert len(found.layouts) == found.evaluated == 2 * 2 * 3
     names = ("workers", "arch", "micro_batches", "recompute")
     device = catalogue.device("a100")
-    for one in found.layouts[::3]:
-        given: dict[str, Any] = {name: getattr(one, name) for name in names}
-        shape = {"tensor": one.tensor, "pipeline": one.pipeline, "schedule": one.schedule}
+    for layout in found.layouts[::3]:
+        given: dict[str, Any] = {name: getattr(layout, name) for name in names}
+        shape = {"tensor": layout.tensor, "pipeline": layout.pipeline, "schedule": layout.schedule}
         job = make_job(**{k: v for k, v in SMALL.items() if k != "devices"}, **given,
-                       **shape if one.tensor * one.pipeline > 1 else {},
-                       batch_size=one.micro_batches * one.micro_batch_size)  # fmt: skip
+                       **shape if layout.tensor * layout.pipeline > 1 else {},
+                       batch_size=layout.micro_batches * layout.micro_batch_size)  # fmt: skip
         assert job.devices == 8
         then = predict(job, fidelity="coarse")
         rate = pytest.approx(then.throughput_samples_per_s, rel=1e-9)
-        assert one.throughput_samples_per_s == rate
+        assert layout.throughput_samples_per_s == rate
         bubble = then.idle_fraction.by_cause.get("pipeline", 0.0)
-        assert one.bubble_fraction == pytest.approx(bubble, abs=1e-9)
+        assert layout.bubble_fraction == pytest.approx(bubble, abs=1e-9)
         memory = memory_on(device, job)
-        assert one.needed_bytes == pytest.approx(memory.needed_bytes(0.9), rel=1e-9)
-        assert one.fits is memory.is_enough(0.9)
+        assert layout.needed_bytes == pytest.approx(memory.needed_bytes(0.9), rel=1e-9)
+        assert layout.fits is memory.is_enough(0.9)
 
 
 def test_shares_add_up_by_hand(found: LayoutComparison) -> None:
@@ -62,9 +62,9 @@ def test_shares_add_up_by_hand(found: LayoutComparison) -> None:
 
 
 def test_those_that_fit_come_first_each_part_the_fastest_first(found: LayoutComparison) -> None:
-    keys = [(not one.fits, -one.throughput_samples_per_s) for one in found.layouts]
+    keys = [(not layout.fits, -layout.throughput_samples_per_s) for layout in found.layouts]
     assert keys == sorted(keys)
-    assert {one.fits for one in found.layouts} == {True, False}
+    assert {layout.fits for layout in found.layouts} == {True, False}
     assert found.rows()[0]["of_best_fraction"] == 1.0
 
 
@@ -73,9 +73,9 @@ def best_trades(found: LayoutComparison) -> set[tuple[float, float]]:
     other."""
     points = {(o.throughput_samples_per_s, o.needed_bytes) for o in found.layouts if o.fits}
     return {
-        one
-        for one in points
-        if not any(p[0] >= one[0] and p[1] <= one[1] and p != one for p in points)
+        point
+        for point in points
+        if not any(p[0] >= point[0] and p[1] <= point[1] and p != point for p in points)
     }
 
 
@@ -97,9 +97,9 @@ def test_the_map_has_every_layout_once_and_those_that_do_not_fit_apart(
     panel = found.figure().rows[0][0]
     points = {mark.name: mark for mark in panel.marks}
     outside = points.pop("does not fit")
-    assert all(one.fits is False for one in found.layouts if one.label in outside.labels)  # type: ignore[union-attr]
+    assert all(layout.fits is False for layout in found.layouts if layout.label in outside.labels)  # type: ignore[union-attr]
     shown = [label for name in ("ring", "zero1") for label in points[name].labels]  # type: ignore[union-attr]
-    assert sorted([*shown, *outside.labels]) == sorted(one.label for one in found.layouts)  # type: ignore[union-attr]
+    assert sorted([*shown, *outside.labels]) == sorted(layout.label for layout in found.layouts)  # type: ignore[union-attr]
     assert points["memory of a device"].low == found.device_bytes  # type: ignore[union-attr]
 
 

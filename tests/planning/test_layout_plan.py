@@ -45,12 +45,12 @@ def exhaustive(given: dict[str, Any]) -> float:
         arch="ring", sequence_length=given["sequence_length"], framework=given["framework"],
     )  # fmt: skip
     axes = {name: tuple(given[name]) for name in (*AXES, "global_batch_size")}
-    found, best = layouts(base, **axes), 0.0
+    result, best = layouts(base, **axes), 0.0
     device = catalogue.device(given["device"])
-    for k in range(len(found)):
-        if found.samples_per_s[k] < 0.7 * best:
+    for k in range(len(result)):
+        if result.samples_per_s[k] < 0.7 * best:
             break  # formulas are within a few percent
-        job = found.job_of(k)
+        job = result.job_of(k)
         if memory_on(device, job).needed_bytes(0.9) <= (device.memory_bytes or 0.0):
             best = max(best, predict(job, fidelity="fine").throughput_samples_per_s)
     return best
@@ -121,18 +121,18 @@ def test_what_is_ruled_out_would_not_be_chosen(
     steps = Combinations.evaluated
 
     def counted(self: Combinations, wanted: Any = None) -> Layouts:
-        found = steps(self, wanted)
+        result = steps(self, wanted)
         counts.append(int(np.isfinite(self.step_s).sum()))
-        return found
+        return result
 
     monkeypatch.setattr(Combinations, "evaluated", counted)
     plan(**space, fidelity="coarse")
     few = counts[-1]
     monkeypatch.setattr(module, "best_of", everything)
-    whole = plan(**space, fidelity="coarse")
+    total = plan(**space, fidelity="coarse")
     assert few < 0.8 * counts[-1]
     for field, value in kept.to_dict().items():
-        other = whole.to_dict()[field]
+        other = total.to_dict()[field]
         if field == "places":
             value, other = ([one for one in of if one["fits"]] for of in (value, other))
         assert rounded(value) == rounded(other)
@@ -154,10 +154,10 @@ def test_a_bound_above_the_times_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
     bounded = Combinations.bounded
 
     def planted(self: Combinations) -> Layouts:
-        found = bounded(self)
-        slow = np.where(found.workers == kept.first.workers, 100.0, 1.0)
+        result = bounded(self)
+        slow = np.where(result.workers == kept.first.workers, 100.0, 1.0)
         return msgspec.structs.replace(
-            found, step_s=found.step_s * slow, samples_per_s=found.samples_per_s / slow
+            result, step_s=result.step_s * slow, samples_per_s=result.samples_per_s / slow
         )
 
     monkeypatch.setattr(Combinations, "bounded", planted)
@@ -258,8 +258,8 @@ def test_long_sequences_are_divided_among_devices() -> None:
 def test_experts_are_divided_up_to_a_node() -> None:
     given: dict[str, Any] = {**SMALL, "model": "mixtral-8x7b", "devices": [16], "tensor": (1, 2)}
     given |= {"pipeline": 1, "micro_batch_size": 1, "virtual_stages": 1, "arch": "zero3"}
-    found = plan(**given, fidelity="coarse").ranked
-    degrees = {one.layout["expert"] for one in found if one.layout is not None}
+    result = plan(**given, fidelity="coarse").ranked
+    degrees = {one.layout["expert"] for one in result if one.layout is not None}
     assert degrees <= {1, 2, 4, 8}
     assert len(degrees) > 1
 
@@ -267,15 +267,15 @@ def test_experts_are_divided_up_to_a_node() -> None:
 @pytest.mark.slow
 def test_the_page_has_a_map_of_layouts() -> None:
     given: dict[str, Any] = {**SMALL, **AXES, "arch": ("ring", "zero1"), "top": 3}
-    found = plan(**given, fidelity="coarse")
-    (section,) = [one for one in found.page().sections if one.name == "layouts"]
+    result = plan(**given, fidelity="coarse")
+    (section,) = [one for one in result.page().sections if one.name == "layouts"]
     assert section.figure is not None
     marks = {mark.name: mark for mark in section.figure.marks}
     assert {"zero1", "does not fit", "Pareto front"} <= set(marks)
-    inside = [place for place in found.places if place.fits]
-    assert max(p.samples_per_s for p in inside) >= found.first.throughput_samples_per_s * 0.9
+    inside = [place for place in result.places if place.fits]
+    assert max(p.samples_per_s for p in inside) >= result.first.throughput_samples_per_s * 0.9
     device_bytes = marks["memory of a device"].low  # type: ignore[union-attr]
-    assert all((place.needed_bytes <= device_bytes) is place.fits for place in found.places)
+    assert all((place.needed_bytes <= device_bytes) is place.fits for place in result.places)
     alone = plan(model="resnet50", instance=["p3.16xlarge"], arch="ring", workers=8, batch_size=64)
     assert alone.places == ()
     assert "layouts" not in {one.name for one in alone.page().sections}
@@ -291,7 +291,7 @@ def test_sequences_of_layouts_may_be_packed() -> None:
     """The answer is that of a single prediction with these documents, and faster than whole
     sequences."""
     documents = {"document_length": 1000.0, "document_spread": 2.0}
-    whole, first = (plan(**PACKED, **more, fidelity="coarse").first for more in ({}, documents))
+    total, first = (plan(**PACKED, **more, fidelity="coarse").first for more in ({}, documents))
     assert first.layout is not None
     shape: dict[str, Any] = {**first.layout}
     assert shape.pop("micro_batch_size") == 1
@@ -301,7 +301,7 @@ def test_sequences_of_layouts_may_be_packed() -> None:
     )  # fmt: skip
     alone = predict(job, fidelity="coarse")
     assert first.throughput_samples_per_s == pytest.approx(alone.throughput_samples_per_s, rel=1e-9)
-    assert first.throughput_samples_per_s > 1.1 * whole.throughput_samples_per_s
+    assert first.throughput_samples_per_s > 1.1 * total.throughput_samples_per_s
 
 
 @pytest.mark.slow
@@ -314,11 +314,11 @@ def test_sequences_of_single_devices_may_be_packed(tmp_path: Path) -> None:
     given |= {"workers": 8, "batch_size": 1, "sequence_length": 8192, "recompute": "full"}
     ways: list[dict[str, Any]] = [{}, {"document_lengths": path}, {"document_lengths": [500, 1500]}]
     ways += [{"document_length": 1000.0, "document_spread": 0.5}]
-    whole, of_file, of_list, of_mean = (
+    total, of_file, of_list, of_mean = (
         plan(**given, **way, objective="throughput").first.throughput_samples_per_s for way in ways
     )
     assert of_file == of_list == pytest.approx(of_mean, rel=0.05)
-    assert of_file > 1.2 * whole
+    assert of_file > 1.2 * total
 
 
 @pytest.mark.slow

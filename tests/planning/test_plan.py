@@ -53,7 +53,7 @@ def seeded(seed: int, folder: Path) -> tuple[Path, dict[str, Any]]:
 
 def exhaustive(path: Path, space: dict[str, Any], objective: str) -> dict[tuple[Any, ...], float]:
     """Simulated value of the objective for each candidate; larger is better."""
-    found = {}
+    result = {}
     for row in read_instances(path):
         for arch, workers, size in itertools.product(
             space["arch"], space["workers"], space["batch_size"]
@@ -71,10 +71,10 @@ def exhaustive(path: Path, space: dict[str, Any], objective: str) -> dict[tuple[
             steps = math.ceil(AMOUNT["dataset_size"] / workers / size) * AMOUNT["epochs"]
             usd_per_s = math.ceil(workers / row.devices) * (row.price_usd_per_h or 0.0) / 3600.0
             worth = 1.0 / (steps * step_s)
-            found[row.name, arch, workers, size] = (
+            result[row.name, arch, workers, size] = (
                 worth / usd_per_s if objective == "cost" else worth
             )
-    return found
+    return result
 
 
 MORE = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 10)]
@@ -106,27 +106,27 @@ def test_a_candidate_costs_a_small_part_of_a_prediction() -> None:
     does once."""
     architectures = "ring", "ps", "p2p", "zero1", "zero3"
     jobs = [
-        make_job(model="resnet50", device="v100", arch=each, workers=workers)
-        for each in architectures
+        make_job(model="resnet50", device="v100", arch=architecture, workers=workers)
+        for architecture in architectures
         for workers in range(8, 88, 8)
     ]
 
     def predicted_s() -> float:
         begin = time.process_time()
-        for one in jobs:
-            predict(one, fidelity="coarse")
+        for job in jobs:
+            predict(job, fidelity="coarse")
         return (time.process_time() - begin) / len(jobs)
 
     def planned_s(workers: range) -> tuple[int, float]:
         begin = time.process_time()
-        found = plan(
+        result = plan(
             model="resnet50",
             arch=architectures,
             workers=workers,
             limits=PlanLimits(deadline_s=86400.0),
             **AMOUNT,
         )
-        return found.candidates, time.process_time() - begin
+        return result.candidates, time.process_time() - begin
 
     predicted_s()
     few, once_s = planned_s(range(8, 17, 8))
@@ -136,8 +136,8 @@ def test_a_candidate_costs_a_small_part_of_a_prediction() -> None:
 
 
 def test_figures_equal_those_of_the_prediction() -> None:
-    found = plan(**SMALL, **AMOUNT)
-    for each in found.ranked:
+    result = plan(**SMALL, **AMOUNT)
+    for each in result.ranked:
         p = each.prediction
         again = predict(
             make_job(
@@ -158,15 +158,15 @@ def test_figures_equal_those_of_the_prediction() -> None:
         assert each.price_usd_per_h == pytest.approx(each.nodes * price)
         assert each.cost_usd == pytest.approx(each.time_s / 3600.0 * each.price_usd_per_h)
         assert each.time_interval_s[0] < each.time_s < each.time_interval_s[1]
-    assert [e.cost_usd for e in found.ranked] == sorted(e.cost_usd for e in found.ranked)
+    assert [e.cost_usd for e in result.ranked] == sorted(e.cost_usd for e in result.ranked)
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("objective", ["cost", "time", "throughput", "samples-per-usd"])
 def test_each_objective_ranks_by_its_own_figure(objective: Any) -> None:
-    found = plan(objective=objective, **SMALL, **AMOUNT)
+    result = plan(objective=objective, **SMALL, **AMOUNT)
     key = {"cost": "cost_usd", "time": "time_s", "throughput": "throughput_samples_per_s"}
-    values = [getattr(each, key.get(objective, "samples_per_usd")) for each in found.ranked]
+    values = [getattr(each, key.get(objective, "samples_per_usd")) for each in result.ranked]
     if objective in ("throughput", "samples-per-usd"):
         values = [1.0 / value for value in values]
     for place, value in enumerate(values):  # within 1 %, the simpler one is first
@@ -174,12 +174,12 @@ def test_each_objective_ranks_by_its_own_figure(objective: Any) -> None:
 
 
 def test_no_candidate_of_the_front_is_dominated() -> None:
-    found = plan(**SMALL, **AMOUNT)
-    for one, other in itertools.permutations(found.front, 2):
+    result = plan(**SMALL, **AMOUNT)
+    for one, other in itertools.permutations(result.front, 2):
         assert one.time_s < other.time_s or one.cost_usd < other.cost_usd
-    assert min(each.cost_usd for each in found.front) <= found.first.cost_usd * (1.0 + 1e-12)
-    for each in found.ranked:
-        assert any(t.time_s <= each.time_s and t.cost_usd <= each.cost_usd for t in found.front)
+    assert min(each.cost_usd for each in result.front) <= result.first.cost_usd * (1.0 + 1e-12)
+    for each in result.ranked:
+        assert any(t.time_s <= each.time_s and t.cost_usd <= each.cost_usd for t in result.front)
 
 
 def test_limits_are_kept() -> None:
@@ -242,24 +242,26 @@ def test_an_impossible_global_batch_limit_is_named() -> None:
 
 def test_chances_of_two_candidates_follow_from_their_gain() -> None:
     jobs = [make_job(model="resnet50", device="v100", arch="ring", workers=n) for n in (8, 9)]
-    found = [predict(job, fidelity="coarse") for job in jobs]
-    rates = [p.throughput_samples_per_s for p in found]
-    first, second = chances(jobs, found, rates)
-    assert second == pytest.approx(gain(jobs[0], found[0], jobs[1], found[1]).probability, abs=0.01)
+    result = [predict(job, fidelity="coarse") for job in jobs]
+    rates = [p.throughput_samples_per_s for p in result]
+    first, second = chances(jobs, result, rates)
+    assert second == pytest.approx(
+        gain(jobs[0], result[0], jobs[1], result[1]).probability, abs=0.01
+    )
     assert first + second == pytest.approx(1.0)
 
 
 def test_canary_errors_on_one_cluster_are_correlated(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [make_job(model="resnet50", device="v100", arch="ring", workers=n) for n in (8, 10)]
-    found = [predict(job, fidelity="coarse") for job in jobs]
-    rates = [p.throughput_samples_per_s for p in found]
-    known = chances(jobs, found, rates)
+    result = [predict(job, fidelity="coarse") for job in jobs]
+    rates = [p.throughput_samples_per_s for p in result]
+    known = chances(jobs, result, rates)
     monkeypatch.setattr(gains, "SHARED", {"nominal": 0.0, "measured": 0.0})
-    assert chances(jobs, found, rates)[1] < known[1] - 0.02
+    assert chances(jobs, result, rates)[1] < known[1] - 0.02
     monkeypatch.undo()
     cluster = msgspec.structs.replace(jobs[1].cluster, name="other")
     apart = [jobs[0], msgspec.structs.replace(jobs[1], cluster=cluster)]
-    assert chances(apart, found, rates)[1] < known[1] - 0.02
+    assert chances(apart, result, rates)[1] < known[1] - 0.02
 
 
 def test_errors_on_one_cluster_are_correlated_wherever_its_servers_are() -> None:
@@ -268,10 +270,10 @@ def test_errors_on_one_cluster_are_correlated_wherever_its_servers_are() -> None
         make_job(model="vgg16", device="v100", cluster=cluster, arch="ps", workers=4)
         for cluster in (gpu.cluster(), gpu.cluster(gpu))
     ]
-    found = [predict(job, fidelity="coarse") for job in jobs]
-    first, second = chances(jobs, found, [1.0, 1.1])
+    result = [predict(job, fidelity="coarse") for job in jobs]
+    first, second = chances(jobs, result, [1.0, 1.1])
     one = [jobs[0], jobs[0]]
-    assert second == pytest.approx(chances(one, [found[0], found[1]], [1.0, 1.1])[1], abs=0.01)
+    assert second == pytest.approx(chances(one, [result[0], result[1]], [1.0, 1.1])[1], abs=0.01)
     assert first + second == pytest.approx(1.0)
 
 
@@ -286,46 +288,46 @@ def test_a_limit_at_the_interval_bound_is_met_with_95_percent() -> None:
 
 
 def test_a_worker_alone_is_one_candidate() -> None:
-    found = plan(**{**SMALL, "arch": ["ring", "p2p", "zero1"], "workers": [1, 2]})
-    alone = [each.architecture for each in found.ranked if each.workers == 1]
+    result = plan(**{**SMALL, "arch": ["ring", "p2p", "zero1"], "workers": [1, 2]})
+    alone = [each.architecture for each in result.ranked if each.workers == 1]
     assert set(alone) == {"ring"}
-    assert {each.architecture for each in found.ranked} == {"ring", "p2p", "zero1"}
+    assert {each.architecture for each in result.ranked} == {"ring", "p2p", "zero1"}
 
 
 def test_omitted_instances_are_named(tmp_path: Path) -> None:
     path = written(tmp_path, "odd,TPU-V4,1,3.0,here,10,", "gpu,V100,1,3.0,here,10,")
-    found = plan(model="resnet50", catalogue_file=path, arch="ring", workers=[1, 2])
-    assert found.left_out == ("odd (1 x TPU-V4): the catalogue has no device 'TPU-V4'",)
-    assert [each.instance for each in found.prices] == ["gpu"]
+    result = plan(model="resnet50", catalogue_file=path, arch="ring", workers=[1, 2])
+    assert result.left_out == ("odd (1 x TPU-V4): the catalogue has no device 'TPU-V4'",)
+    assert [price.instance for price in result.prices] == ["gpu"]
     with pytest.raises(InputError, match="no instance type is left"):
         plan(model="resnet50", catalogue_file=path, instance=["odd"], arch="ring")
 
 
 @pytest.mark.slow
 def test_the_instances_with_an_a10g_are_candidates() -> None:
-    found = plan(
+    result = plan(
         model="resnet50", instance=["g5.xlarge", "p3.2xlarge"], arch="ring", workers=[1, 2]
     )
-    assert found.left_out == ()
-    assert {(each.instance, each.date) for each in found.prices} == {
+    assert result.left_out == ()
+    assert {(each.instance, each.date) for each in result.prices} == {
         ("g5.xlarge", "2026-08-26"), ("p3.2xlarge", "2026-08-26"),
     }  # fmt: skip
-    assert {each.device for each in found.ranked} == {"a10g", "v100"}
+    assert {each.device for each in result.ranked} == {"a10g", "v100"}
 
 
 def test_the_command_prints_the_library_result(tmp_path: Path) -> None:
     words = "plan --model resnet50 --instance p3.16xlarge,p3.2xlarge --arch ring,ps --workers 8,16"
     words += " --batch-size 64 --servers 2 --dataset-size 1281167 --epochs 90 --deadline 100h"
-    found = plan(limits=PlanLimits(deadline_s=360000.0), **SMALL, **AMOUNT)
+    result = plan(limits=PlanLimits(deadline_s=360000.0), **SMALL, **AMOUNT)
     csv = tmp_path / "plan.csv"
     printed = CliRunner().invoke(cli, [*words.split(), "--json", "--csv", str(csv)])
-    assert json.loads(printed.stdout) == json.loads(found.to_json())
-    assert csv.read_text() == found.to_csv()
-    assert len(csv.read_text().splitlines()) == 1 + len(found.rows())
+    assert json.loads(printed.stdout) == json.loads(result.to_json())
+    assert csv.read_text() == result.to_csv()
+    assert len(csv.read_text().splitlines()) == 1 + len(result.rows())
     assert csv.read_text().splitlines()[1].startswith("1,p3.")
     text = CliRunner().invoke(cli, words.split()).stdout
-    assert found.first.label in text
-    assert found.why in text
+    assert result.first.label in text
+    assert result.why in text
     assert "us-east-1" in text
     assert "2026-08-26" in text
 
@@ -334,12 +336,12 @@ def test_the_command_prints_the_library_result(tmp_path: Path) -> None:
     ("instance", "dated"), [("Standard_NC4as_T4_v3", False), ("p3.2xlarge", True)]
 )
 def test_a_price_without_a_date_is_named(instance: str, dated: bool) -> None:
-    found = plan(
+    result = plan(
         model="resnet50", instance=[instance], arch="ring", workers=[2], batch_size=[32],
         fidelity="coarse",
     )  # fmt: skip
     note = f"price without a date: {instance} (compare it with today's)"
-    assert (note in found.notes, bool(found.prices[0].date)) == (not dated, dated)
+    assert (note in result.notes, bool(result.prices[0].date)) == (not dated, dated)
 
 
 @pytest.mark.draws
@@ -350,11 +352,11 @@ def test_the_figure_is_drawn(tmp_path: Path) -> None:
 
 def test_spot_prices_are_paid_and_dated() -> None:
     """Two nodes of p3.16xlarge cost 2 x 6.5858 USD/h, as of August 2026."""
-    found = plan(**SMALL | {"workers": [16]}, **AMOUNT, spot=True, fidelity="coarse")
-    each = next(one for one in found.ranked if one.instance == "p3.16xlarge")
+    result = plan(**SMALL | {"workers": [16]}, **AMOUNT, spot=True, fidelity="coarse")
+    each = next(one for one in result.ranked if one.instance == "p3.16xlarge")
     assert each.price_usd_per_h == pytest.approx(13.1716)
     assert each.cost_usd == pytest.approx(each.time_s / 3600.0 * 13.1716)
-    price = next(one for one in found.prices if one.instance == "p3.16xlarge")
+    price = next(one for one in result.prices if one.instance == "p3.16xlarge")
     assert (price.price_usd_per_h, price.date) == (6.5858, "2026-08")
     assert price.source.startswith("AWS spot price feed")
 
@@ -421,15 +423,15 @@ def with_servers(folder: Path, **more: Any) -> Any:
 
 
 def test_dedicated_servers_have_machines_and_costs(tmp_path: Path) -> None:
-    found = with_servers(tmp_path)
-    assert {each.server_instance for each in found.ranked} == {None, "box"}
-    for each in found.ranked:
+    result = with_servers(tmp_path)
+    assert {each.server_instance for each in result.ranked} == {None, "box"}
+    for each in result.ranked:
         boxes = 0.5 * 2 if each.server_instance else 0.0
         assert each.price_usd_per_h == pytest.approx(3.0 * each.nodes + boxes)
         assert each.cost_usd == pytest.approx(each.time_s / 3600.0 * each.price_usd_per_h)
-    apart = next(each for each in found.ranked if each.server_instance)
+    apart = next(each for each in result.ranked if each.server_instance)
     assert apart.label.endswith("ps, 2 servers on box, batch 32")
-    assert ("box", 0.5) in [(each.instance, each.price_usd_per_h) for each in found.prices]
+    assert ("box", 0.5) in [(each.instance, each.price_usd_per_h) for each in result.prices]
 
 
 def test_dedicated_servers_use_the_links_of_their_machines(tmp_path: Path) -> None:
@@ -446,8 +448,8 @@ def test_dedicated_servers_use_the_links_of_their_machines(tmp_path: Path) -> No
 
 def test_servers_are_in_the_region_of_the_workers(tmp_path: Path) -> None:
     """The cheaper instance elsewhere is not used."""
-    found = with_servers(tmp_path)
-    assert {p.region for p in found.prices} == {"here"}
+    result = with_servers(tmp_path)
+    assert {p.region for p in result.prices} == {"here"}
 
 
 def test_unusable_server_instances_are_refused(tmp_path: Path) -> None:

@@ -144,8 +144,8 @@ def test_time_and_cost_of_a_candidate_by_hand() -> None:
     )  # fmt: skip
     first = plan(**ONE, **AMOUNT, failures=failures).first
     rate = 2.0 * 16 / 86400
-    whole, rest_s = divmod(free.time_s, 1200.0)  # the last segment is shorter
-    segments = whole * math.expm1(rate * 1230.0) + math.expm1(rate * (rest_s + 30.0))
+    total, rest_s = divmod(free.time_s, 1200.0)  # the last segment is shorter
+    segments = total * math.expm1(rate * 1230.0) + math.expm1(rate * (rest_s + 30.0))
     assert first.time_s == pytest.approx(segments * math.exp(rate * 330.0) / rate, rel=1e-6)
     assert first.cost_usd == pytest.approx(first.time_s / 3600.0 * free.price_usd_per_h)
     assert first.throughput_samples_per_s == free.throughput_samples_per_s

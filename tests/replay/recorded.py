@@ -45,6 +45,6 @@ def recorded(
         stragglers=(Straggler(0, slow),) if slow != 1.0 else (),
         seed=seed,
     )
-    found = schedule_of(made, gradients, max_ops=5e7, samples_per_s=1.0)
-    header = msgspec.structs.replace(found.header, batch_size=batch_size)
-    return msgspec.structs.replace(found, header=header)
+    result = schedule_of(made, gradients, max_ops=5e7, samples_per_s=1.0)
+    header = msgspec.structs.replace(result.header, batch_size=batch_size)
+    return msgspec.structs.replace(result, header=header)

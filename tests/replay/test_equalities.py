@@ -100,8 +100,8 @@ def test_synchronous_architectures_exist() -> None:
 @pytest.mark.parametrize("workers", [2, 5])
 @pytest.mark.parametrize("arch", ["allreduce", "ps"])
 def test_synchronous_training_with_any_number_of_workers(arch: str, workers: int) -> None:
-    found = run(arch, {}, SGD, workers, slow=3.0)
-    np.testing.assert_allclose(found.loss, by_hand(SGD, workers * BATCH), **ROUNDING)
+    result = run(arch, {}, SGD, workers, slow=3.0)
+    np.testing.assert_allclose(result.loss, by_hand(SGD, workers * BATCH), **ROUNDING)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_synchronous_training_with_any_number_of_workers(arch: str, workers: int
     [("ps", {"sync": "asp"}), ("ps", {"backup_workers": 1}), ("local_sgd", {"period": 2})],
 )
 def test_canary_other_algorithms_are_not_synchronous(arch: str, options: dict[str, Any]) -> None:
-    found = run(arch, options, MOMENTUM)
-    assert abs(found.loss[2:] - by_hand(MOMENTUM, WORKERS * BATCH)[2:]).max() > 1e-3
+    result = run(arch, options, MOMENTUM)
+    assert abs(result.loss[2:] - by_hand(MOMENTUM, WORKERS * BATCH)[2:]).max() > 1e-3
 
 
 def test_canary_bandwidth_changes_what_asynchronous_training_learns() -> None:
@@ -123,8 +123,8 @@ def test_canary_bandwidth_changes_what_asynchronous_training_learns() -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("arch", "options"), thinned(ALONE, 3), ids=ids(ALONE))
 def test_one_worker_is_plain_sgd(arch: str, options: dict[str, Any]) -> None:
-    found = run(arch, options, MOMENTUM, workers=1)
-    np.testing.assert_allclose(found.loss, by_hand(MOMENTUM, BATCH), **ROUNDING)
+    result = run(arch, options, MOMENTUM, workers=1)
+    np.testing.assert_allclose(result.loss, by_hand(MOMENTUM, BATCH), **ROUNDING)
 
 
 def test_every_architecture_runs_with_one_worker() -> None:
@@ -132,8 +132,8 @@ def test_every_architecture_runs_with_one_worker() -> None:
 
 
 def test_canary_one_worker_with_softsync_is_not_plain_sgd() -> None:
-    found = run("ps", {"sync": "asp", "softsync": 2}, SGD, workers=1)
-    assert abs(found.loss[1:3] - by_hand(SGD, BATCH)[1:3]).max() > 1e-4
+    result = run("ps", {"sync": "asp", "softsync": 2}, SGD, workers=1)
+    assert abs(result.loss[1:3] - by_hand(SGD, BATCH)[1:3]).max() > 1e-4
 
 
 def ssp(bound: float, optimizer: Optimizer = SGD, **options: Any) -> Curve:
@@ -151,9 +151,9 @@ def test_ssp_without_bound_is_asp() -> None:
     gradient is applied, a little earlier."""
     for optimizer in (SGD, MOMENTUM):
         asp = run("ps", {"sync": "asp", "duplex": True}, optimizer, slow=4.0)
-        found = ssp(np.inf, optimizer, duplex=True)
-        np.testing.assert_array_equal(found.loss, asp.loss)
-        np.testing.assert_array_equal(found.time_s, asp.time_s)
+        result = ssp(np.inf, optimizer, duplex=True)
+        np.testing.assert_array_equal(result.loss, asp.loss)
+        np.testing.assert_array_equal(result.time_s, asp.time_s)
 
 
 def test_canary_ssp_with_bound_1_is_neither() -> None:
@@ -193,7 +193,7 @@ def test_stale_gradients_are_the_delayed_recursion(workers: int) -> None:
     away = [[1.0] for _ in sizes]
     for k, stale in zip(slices, schedule.staleness().tolist(), strict=True):
         away[k].append(away[k][-1] - rate * away[k][-1 - stale])
-    found = replay(schedule, Distance(), Optimizer(learning_rate=rate), evaluations=1)
+    result = replay(schedule, Distance(), Optimizer(learning_rate=rate), evaluations=1)
     expected, fresh = (
         1.0 + 0.5 * sum(size * each**2 for size, each in zip(sizes, ends, strict=True))
         for ends in (
@@ -201,8 +201,8 @@ def test_stale_gradients_are_the_delayed_recursion(workers: int) -> None:
             [(1.0 - rate) ** (len(each) - 1) for each in away],  # the canary
         )
     )
-    assert found.loss[-1] == pytest.approx(expected, rel=1e-10)
-    assert abs(found.loss[-1] - fresh) > 1e-6
+    assert result.loss[-1] == pytest.approx(expected, rel=1e-10)
+    assert abs(result.loss[-1] - fresh) > 1e-6
 
 
 def elastic(workers: int, rate: float, alpha: float) -> Floats:
@@ -223,10 +223,10 @@ def test_easgd_with_period_1_has_its_closed_form(workers: int) -> None:
     schedule = recorded(
         "easgd", {"period": 1, "moving_rate": alpha}, workers, STEPS * workers, jitter=0.0
     )
-    found = replay(schedule, Distance(), Optimizer(learning_rate=rate), evaluations=STEPS)
-    np.testing.assert_allclose(found.loss, elastic(workers, rate, alpha), **ROUNDING)
+    result = replay(schedule, Distance(), Optimizer(learning_rate=rate), evaluations=STEPS)
+    np.testing.assert_allclose(result.loss, elastic(workers, rate, alpha), **ROUNDING)
     for wrong in (elastic(workers + 1, rate, alpha), elastic(workers, rate, 0.16)):  # canaries
-        assert abs(found.loss - wrong).max() > 1e-3
+        assert abs(result.loss - wrong).max() > 1e-3
 
 
 @pytest.mark.parametrize("period", [1, 3])
@@ -234,9 +234,9 @@ def test_local_sgd_has_its_closed_form(period: int) -> None:
     """With a quadratic loss, the mean of all models is that of one process, for any period."""
     rate = 0.3
     schedule = recorded("local_sgd", {"period": period}, WORKERS, STEPS * WORKERS, jitter=0.0)
-    found = replay(schedule, Distance(), Optimizer(learning_rate=rate), evaluations=STEPS)
+    result = replay(schedule, Distance(), Optimizer(learning_rate=rate), evaluations=STEPS)
     away = (1.0 - rate) ** np.arange(STEPS + 1)
-    np.testing.assert_allclose(found.loss, 1.0 + 1.5 * away**2, **ROUNDING)
+    np.testing.assert_allclose(result.loss, 1.0 + 1.5 * away**2, **ROUNDING)
 
 
 def diloco_by_hand(
@@ -246,17 +246,17 @@ def diloco_by_hand(
     pseudo-gradient is that of any worker, as all of them come to the same point. With a
     ``local_weight`` outer parameters are merged a step later."""
     away, outer_away, velocity, late = 1.0, 1.0, 0.0, local_weight > 0.0
-    found = [1.0]
+    result = [1.0]
     for step in range(1, STEPS + 1):
         if step > period and (step - 1) % period == late:
             away = local_weight * away + (1.0 - local_weight) * outer_away
         away *= 1.0 - rate
-        found.append(away)
+        result.append(away)
         if step % period == 0:
             gradient = outer_away - away
             velocity = momentum * velocity + gradient
             outer_away -= outer * (gradient + momentum * velocity)
-    return 1.0 + 1.5 * np.array(found) ** 2
+    return 1.0 + 1.5 * np.array(result) ** 2
 
 
 @pytest.mark.parametrize("late", [0.0, 0.25])
@@ -272,14 +272,14 @@ def test_diloco_applies_its_outer_optimizer(
     if late:
         options |= {"overlap_steps": 1, "local_weight": late}
     schedule = recorded("diloco", options, WORKERS, STEPS * WORKERS, jitter=0.0)
-    found = replay(schedule, Distance(), Optimizer(learning_rate=rate), evaluations=STEPS)
+    result = replay(schedule, Distance(), Optimizer(learning_rate=rate), evaluations=STEPS)
     expected = diloco_by_hand(period, rate, *outer, late)
     steps = np.arange(STEPS + 1)
     # if merges are late, some models are merged when the last gradient of a step is applied
     seen = (steps <= period) | (steps % period != 1) if late else steps >= 0
-    np.testing.assert_allclose(found.loss[seen], expected[seen], **ROUNDING)
+    np.testing.assert_allclose(result.loss[seen], expected[seen], **ROUNDING)
     wrong = diloco_by_hand(period, rate, outer[0] * 0.9, outer[1], late)  # the canary
-    assert abs(found.loss - wrong).max() > 1e-4
+    assert abs(result.loss - wrong).max() > 1e-4
 
 
 # -- memory ------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ def test_20_000_updates_of_8_workers_are_quick_beside_their_gradients() -> None:
     alone_s = time.thread_time() - begin
     begin = time.thread_time()
     schedule = recorded("ps", {"sync": "asp"}, 8, 20_000, batch_size=BATCH)
-    found = replay(schedule, task, Optimizer(learning_rate=0.01))
+    result = replay(schedule, task, Optimizer(learning_rate=0.01))
     assert time.thread_time() - begin < 4.0 * alone_s
-    assert found.updates[-1] == 20_000
-    assert found.accuracy[-1] > 0.95
+    assert result.updates[-1] == 20_000
+    assert result.accuracy[-1] > 0.95

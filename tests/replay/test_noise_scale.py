@@ -31,12 +31,12 @@ def exact(task: NetworkTask, parameters: Floats) -> tuple[float, float]:
 @pytest.mark.parametrize("size", [1, 8])
 def test_the_noise_equals_that_of_single_gradients(size: int) -> None:
     start = TASK.initial(0)
-    found = [
+    result = [
         measure_noise(TASK, start, batch_size=size, batches=64 // size, seed=seed)
         for seed in range(60)
     ]
     for k, expected in enumerate(exact(TASK, start)):
-        values = np.array([each[k] for each in found])
+        values = np.array([each[k] for each in result])
         assert abs(values.mean() - expected) < 3.5 * values.std(ddof=1) / math.sqrt(len(values))
         assert abs(values.mean() - 1.5 * expected) > 3.5 * values.std(ddof=1) / math.sqrt(60)
 
@@ -64,7 +64,7 @@ def test_a_replay_measures_noise_at_each_evaluation_without_changing_training() 
 def samples_to(loss: float, batch_size: int, updates: int) -> float:
     """Samples to reach a loss with the best of several learning rates, mean over seeds."""
     task = make_task("mixture-softmax")
-    found = []
+    result = []
     for rate in (0.4, 0.8, 1.6, 3.2):
         schedule = schedules.plain(updates, batch_size)
         curves = [
@@ -74,8 +74,8 @@ def samples_to(loss: float, batch_size: int, updates: int) -> float:
         reached = [np.flatnonzero(curve.loss <= loss) for curve in curves]
         if all(map(len, reached)):
             samples = [curve.samples[at[0]] for curve, at in zip(curves, reached, strict=True)]
-            found.append(float(np.mean(samples)))
-    return min(found)
+            result.append(float(np.mean(samples)))
+    return min(result)
 
 
 @pytest.mark.slow

@@ -28,11 +28,11 @@ def task(name: str) -> TrainingTask:
 def divergences(optimizer: Optimizer, workers: int) -> list[int | None]:
     """The update at which each seed's training diverged."""
     schedule = schedules.asp(workers, 600, batch_size=BATCH)
-    found = []
+    result = []
     for seed in SEEDS:
         curve = replay(schedule, task("mixture"), optimizer, seed, evaluations=10)
-        found.append(curve.divergence.update if curve.divergence else None)
-    return found
+        result.append(curve.divergence.update if curve.divergence else None)
+    return result
 
 
 @pytest.mark.slow

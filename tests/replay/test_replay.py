@@ -277,9 +277,9 @@ def test_old_versions_are_kept_while_they_are_needed(monkeypatch: pytest.MonkeyP
 
 
 def test_groups_are_not_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = run(schedules.local_sgd(4, 20, 2), MOMENTUM)
+    total = run(schedules.local_sgd(4, 20, 2), MOMENTUM)
     monkeypatch.setattr(module, "_ROWS", 5)
-    np.testing.assert_array_equal(whole.loss, run(schedules.local_sgd(4, 20, 2), MOMENTUM).loss)
+    np.testing.assert_array_equal(total.loss, run(schedules.local_sgd(4, 20, 2), MOMENTUM).loss)
 
 
 def test_the_seed_determines_the_result() -> None:
@@ -308,8 +308,11 @@ def test_time_to_a_target_accuracy() -> None:
     assert curve.time_to(target) == curve.time_s[first]
     assert curve.samples_to(target) == curve.samples[first]
     assert curve.time_to(1.0) is None or curve.accuracy.max() == 1.0
-    for wrong, said in ((1.5, "accuracy must be at most 1, got 1.5"), (0.0, "must be more than 0")):
-        with pytest.raises(InputError, match=said):
+    for wrong, message in (
+        (1.5, "accuracy must be at most 1, got 1.5"),
+        (0.0, "must be more than 0"),
+    ):
+        with pytest.raises(InputError, match=message):
             curve.time_to(wrong)
 
 
@@ -342,12 +345,12 @@ def test_inconsistent_tasks_are_refused() -> None:
     initial.initial = lambda seed: np.zeros(7)  # type: ignore[method-assign]
     gradient.gradient = lambda x, at: (1.0, np.zeros(2))  # type: ignore[method-assign]
     empty.samples = 0
-    for task, said in (
+    for task, message in (
         (initial, r"task quadratic: expected 3 initial parameters, got .* \(7,\)"),
         (gradient, r"task quadratic: expected a gradient of 3 numbers, got .* \(2,\)"),
         (empty, "task quadratic: samples: must be at least 1, got 0"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             replay(schedule, task, SGD)
 
 

@@ -68,8 +68,8 @@ def test_the_replay_of_one_worker_equals_a_pytorch_loop() -> None:
     made.initial(0)  # its first parameters
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     rng = np.random.default_rng((0, 14, 0)).permutation(96)
-    rest = np.random.default_rng((0, 14, 1)).permutation(96)
-    for batch in np.concatenate([rng, rest])[: 15 * 8].reshape(15, 8):
+    others = np.random.default_rng((0, 14, 1)).permutation(96)
+    for batch in np.concatenate([rng, others])[: 15 * 8].reshape(15, 8):
         optimizer.zero_grad()
         LOSS(model(dataset()[batch][0]), dataset()[batch][1]).backward()
         optimizer.step()

@@ -77,9 +77,9 @@ class Opened(NamedTuple):
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as started:
-        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
+        result = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield result
+        result.close()
 
 
 def opened(
@@ -152,13 +152,13 @@ def test_the_report_of_a_large_job_is_small_and_opens_fast(browser: Any, large: 
 def test_pages_make_no_requests_and_have_no_errors(
     browser: Any, pages: dict[str, Path], name: str, scheme: str
 ) -> None:
-    found = opened(browser, pages[name], scheme=scheme)
-    assert found.requests == [pages[name].as_uri()]
-    assert found.wrong == []
-    assert found.run("document.querySelectorAll('.figure').length") == found.run(
+    result = opened(browser, pages[name], scheme=scheme)
+    assert result.requests == [pages[name].as_uri()]
+    assert result.wrong == []
+    assert result.run("document.querySelectorAll('.figure').length") == result.run(
         "document.querySelectorAll('.figure .bk-Figure').length"
     )
-    assert found.run("document.documentElement.dataset.painted") == scheme
+    assert result.run("document.documentElement.dataset.painted") == scheme
 
 
 def test_canary_a_request_and_an_error_are_noticed(
@@ -168,58 +168,58 @@ def test_canary_a_request_and_an_error_are_noticed(
     text = pages["words"].read_text(encoding="utf-8")
     planted = '<img src="missing.png"><script>console.error("planted")</script><footer>'
     path.write_text(text.replace("<footer>", planted), encoding="utf-8")
-    found = opened(browser, path)
-    assert (tmp_path / "missing.png").as_uri() in found.requests
-    assert "planted" in found.wrong
+    result = opened(browser, path)
+    assert (tmp_path / "missing.png").as_uri() in result.requests
+    assert "planted" in result.wrong
 
 
 @pytest.mark.parametrize("name", ["job", "loading", "lines", "comparison", "plan", "validation"])
 def test_a_phone_does_not_scroll_sideways(browser: Any, pages: dict[str, Path], name: str) -> None:
-    found = opened(browser, pages[name], PHONE, touch=True)
-    assert found.run("document.documentElement.scrollWidth") <= PHONE[0]
-    assert found.wrong == []
+    result = opened(browser, pages[name], PHONE, touch=True)
+    assert result.run("document.documentElement.scrollWidth") <= PHONE[0]
+    assert result.wrong == []
 
 
 def test_the_wheel_zooms_the_timeline_and_dragging_moves_it(
     browser: Any, pages: dict[str, Path]
 ) -> None:
-    found = opened(browser, pages["job"])
-    start, end = found.range()
-    figure = found.page.locator("#timeline .bk-Figure")
+    result = opened(browser, pages["job"])
+    start, end = result.range()
+    figure = result.page.locator("#timeline .bk-Figure")
     figure.scroll_into_view_if_needed()
     box = figure.bounding_box()
     x, y = box["x"] + 0.6 * box["width"], box["y"] + 0.5 * box["height"]
-    found.page.mouse.move(x, y)
-    assert found.range() == [start, end]
-    found.page.mouse.wheel(0, -300)
-    found.page.wait_for_timeout(300)
-    near, far = found.range()
+    result.page.mouse.move(x, y)
+    assert result.range() == [start, end]
+    result.page.mouse.wheel(0, -300)
+    result.page.wait_for_timeout(300)
+    near, far = result.range()
     assert far - near < 0.95 * (end - start)
     assert near >= start
     assert far <= end
-    found.page.mouse.down()
-    found.page.mouse.move(x - 60, y, steps=5)
-    found.page.mouse.up()
-    found.page.wait_for_timeout(300)
-    moved = found.range()
+    result.page.mouse.down()
+    result.page.mouse.move(x - 60, y, steps=5)
+    result.page.mouse.up()
+    result.page.wait_for_timeout(300)
+    moved = result.range()
     assert moved[0] > near
     assert moved[1] - moved[0] == pytest.approx(far - near, rel=1e-6)
-    assert found.wrong == []
+    assert result.wrong == []
 
 
 def test_hovering_over_a_block_shows_its_details(browser: Any, pages: dict[str, Path]) -> None:
-    found = opened(browser, pages["job"])
-    figure = found.page.locator("#timeline .bk-Figure")
+    result = opened(browser, pages["job"])
+    figure = result.page.locator("#timeline .bk-Figure")
     figure.scroll_into_view_if_needed()
     box = figure.bounding_box()
-    said = ""
+    message = ""
     for step in range(20):  # workers are busy most of the time, but there are gaps
-        found.page.mouse.move(box["x"] + box["width"] * (0.3 + 0.03 * step), box["y"] + 90)
-        found.page.wait_for_timeout(50)
-        said = found.run(TOOLTIPS)
-        if "worker" in said:
+        result.page.mouse.move(box["x"] + box["width"] * (0.3 + 0.03 * step), box["y"] + 90)
+        result.page.wait_for_timeout(50)
+        message = result.run(TOOLTIPS)
+        if "worker" in message:
             break
-    assert "worker" in said
+    assert "worker" in message
 
 
 GROUND = "getComputedStyle(document.body).backgroundColor"
@@ -231,47 +231,47 @@ CHECKED = "document.querySelector('input[name=theme]:checked').value"
 def test_the_reader_chooses_light_or_dark_and_the_page_keeps_it(
     browser: Any, pages: dict[str, Path]
 ) -> None:
-    found = opened(browser, pages["job"], scheme="light")
-    light, ink = found.run(GROUND), found.run(AXIS)
-    assert found.run(CHECKED) == "system"
-    found.page.get_by_label("Dark").check()
-    assert found.run(GROUND) != light
-    assert found.run(AXIS) != ink
-    assert found.run("document.documentElement.dataset.painted") == "dark"
-    found.page.reload()
-    found.page.wait_for_function("document.documentElement.dataset.painted")
-    assert found.run(CHECKED) == "dark"
-    assert found.run(GROUND) != light
-    found.page.get_by_label("System").check()
-    assert (found.run(GROUND), found.run(AXIS)) == (light, ink)
-    found.page.emulate_media(color_scheme="dark")
-    found.page.wait_for_function("document.documentElement.dataset.painted === 'dark'")
-    assert found.run(GROUND) != light
-    assert found.run(AXIS) != ink
-    found.page.get_by_label("Light").check()
-    assert (found.run(GROUND), found.run(AXIS)) == (light, ink)
-    assert found.wrong == []
+    result = opened(browser, pages["job"], scheme="light")
+    light, ink = result.run(GROUND), result.run(AXIS)
+    assert result.run(CHECKED) == "system"
+    result.page.get_by_label("Dark").check()
+    assert result.run(GROUND) != light
+    assert result.run(AXIS) != ink
+    assert result.run("document.documentElement.dataset.painted") == "dark"
+    result.page.reload()
+    result.page.wait_for_function("document.documentElement.dataset.painted")
+    assert result.run(CHECKED) == "dark"
+    assert result.run(GROUND) != light
+    result.page.get_by_label("System").check()
+    assert (result.run(GROUND), result.run(AXIS)) == (light, ink)
+    result.page.emulate_media(color_scheme="dark")
+    result.page.wait_for_function("document.documentElement.dataset.painted === 'dark'")
+    assert result.run(GROUND) != light
+    assert result.run(AXIS) != ink
+    result.page.get_by_label("Light").check()
+    assert (result.run(GROUND), result.run(AXIS)) == (light, ink)
+    assert result.wrong == []
 
 
 def test_light_and_dark_can_be_chosen_from_the_keyboard(
     browser: Any, pages: dict[str, Path]
 ) -> None:
-    found = opened(browser, pages["words"])
-    light = found.run(GROUND)
-    found.page.keyboard.press("Tab")
-    assert found.run("document.activeElement.name") == "theme"
-    found.page.keyboard.press("ArrowRight")
-    assert (found.run(CHECKED), found.run(GROUND)) == ("light", light)
-    found.page.keyboard.press("ArrowRight")
-    assert found.run(CHECKED) == "dark"
-    assert found.run(GROUND) != light
+    result = opened(browser, pages["words"])
+    light = result.run(GROUND)
+    result.page.keyboard.press("Tab")
+    assert result.run("document.activeElement.name") == "theme"
+    result.page.keyboard.press("ArrowRight")
+    assert (result.run(CHECKED), result.run(GROUND)) == ("light", light)
+    result.page.keyboard.press("ArrowRight")
+    assert result.run(CHECKED) == "dark"
+    assert result.run(GROUND) != light
 
 
 def test_tables_in_the_browser_equal_those_in_the_file(
     browser: Any, pages: dict[str, Path]
 ) -> None:
-    found = opened(browser, pages["job"])
-    seen = found.run(
+    result = opened(browser, pages["job"])
+    seen = result.run(
         "Object.fromEntries([...document.querySelectorAll('table')].map((t) => [t.dataset.name,"
         "[...t.tBodies[0].rows].map((r) => [...r.cells].map((c) => c.dataset.value))]))"
     )

@@ -39,7 +39,7 @@ def text(made: Report) -> str:
 
 def mismatches(text: str, values: dict[str, Any]) -> list[str]:
     """Tables of a report's page that differ from its JSON."""
-    found = tables(text)
+    result = tables(text)
     p, i = values["prediction"], values["prediction"]["interval"]
     staleness = p["staleness"] or {"mean": None, "histogram": {}}
     expected: dict[str, list[list[Any]]] = {
@@ -81,7 +81,7 @@ def mismatches(text: str, values: dict[str, Any]) -> list[str]:
         for name, rows in expected.items()
         if rows
     }
-    return [name for name, rows in wanted.items() if found.get(name) != rows]
+    return [name for name, rows in wanted.items() if result.get(name) != rows]
 
 
 @pytest.mark.slow
@@ -113,10 +113,10 @@ def test_names_cannot_inject_markup() -> None:
         return page.html(Page(title=name, answer=[(name, name, name)], sections=[part]))
 
     evil = "</script><script>alert(1)</script>"
-    found, plain = made(evil), made("plain")
-    assert found.count("<script") == plain.count("<script")
-    assert found.count("</script") == plain.count("</script")
-    assert "&lt;script&gt;alert(1)" in found
+    result, plain = made(evil), made("plain")
+    assert result.count("<script") == plain.count("<script")
+    assert result.count("</script") == plain.count("</script")
+    assert "&lt;script&gt;alert(1)" in result
 
 
 @pytest.mark.slow
@@ -129,17 +129,17 @@ def test_a_coarse_prediction_says_why_it_has_no_timeline() -> None:
 def test_a_job_and_its_prediction_have_the_same_report(made: Report, text: str) -> None:
     job = make_job(**JOB)
     for source in (job, predict(job)):
-        found = report(source)
-        assert tables(found.to_html()) == tables(text)
-        assert found.to_dict() == made.to_dict()
+        result = report(source)
+        assert tables(result.to_html()) == tables(text)
+        assert result.to_dict() == made.to_dict()
 
 
 @pytest.mark.slow
 def test_the_page_of_a_prediction_needs_no_further_predictions() -> None:
     job = msgspec.structs.replace(make_job(**JOB), workers=2)
-    found = tables(predict(job).report())
-    assert "Scaling" not in found
-    assert "Assumptions" in found
+    result = tables(predict(job).report())
+    assert "Scaling" not in result
+    assert "Assumptions" in result
 
 
 def test_a_report_of_a_job_that_is_not_known_is_refused() -> None:
@@ -172,7 +172,7 @@ def test_every_result_has_a_page(tmp_path: Path) -> None:
     assert len(rows) == len(chosen.rows())
     checked = validate(shipped_cases()[:5], fidelity="coarse")
     cases = tables(checked.report())["Cases"]
-    assert len(cases) == sum(len(each.scores) for each in checked.outcomes)
+    assert len(cases) == sum(len(outcome.scores) for outcome in checked.outcomes)
 
 
 JOBS: dict[str, dict[str, Any]] = {
@@ -188,6 +188,6 @@ JOBS: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_every_kind_of_job_has_a_report(name: str) -> None:
-    found = report(**{"model": "resnet18", "workers": 4} | JOBS[name])
-    wrong = mismatches(found.to_html(), found.to_dict())
+    result = report(**{"model": "resnet18", "workers": 4} | JOBS[name])
+    wrong = mismatches(result.to_html(), result.to_dict())
     assert wrong == []

@@ -20,8 +20,8 @@ def drawn(*marks: Mark, x: Axis | None = None, y: Axis | None = None) -> Any:
 
 def data(plot: Any, glyph: str) -> dict[str, list[Any]]:
     """The columns of the first glyph of a kind."""
-    found = next(r for r in plot.renderers if type(r.glyph).__name__ == glyph)
-    return {name: list(column) for name, column in found.data_source.data.items()}
+    result = next(r for r in plot.renderers if type(r.glyph).__name__ == glyph)
+    return {name: list(column) for name, column in result.data_source.data.items()}
 
 
 def test_a_series_has_its_line_its_points_and_its_band() -> None:

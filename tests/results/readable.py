@@ -20,8 +20,8 @@ PLAIN = {
 
 def boxes(figure: Any, artists: Any) -> list[Any]:
     renderer = figure.canvas.get_renderer()
-    found = [artist.get_window_extent(renderer) for artist in artists]
-    return [box for box in found if box.width * box.height > 0.0]
+    result = [artist.get_window_extent(renderer) for artist in artists]
+    return [box for box in result if box.width * box.height > 0.0]
 
 
 def bars(result: Any, column: int | None = None) -> list[tuple[float, float, float]]:
@@ -63,11 +63,11 @@ def check(figure: Any) -> None:
             )
             assert all(a[1] <= b[0] for a, b in pairwise(spans)), "tick labels overlap"
         outer = axes.get_tightbbox(figure.canvas.get_renderer())
-        whole = figure.bbox.padded(1.0)
-        assert whole.x0 <= outer.x0, "cut off"
-        assert outer.x1 <= whole.x1, "cut off"
-        assert whole.y0 <= outer.y0, "cut off"
-        assert outer.y1 <= whole.y1, "cut off"
+        total = figure.bbox.padded(1.0)
+        assert total.x0 <= outer.x0, "cut off"
+        assert outer.x1 <= total.x1, "cut off"
+        assert total.y0 <= outer.y0, "cut off"
+        assert outer.y1 <= total.y1, "cut off"
     legends = [*figure.legends, *(a.get_legend() for a in figure.axes if a.get_legend())]
     beside = boxes(figure, legends)
     data = [axes.get_window_extent() for axes in figure.axes]

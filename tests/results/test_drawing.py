@@ -49,12 +49,12 @@ def network() -> Measurements:
             for k in range(2, 14)
         ]
 
-    found = times("ping_pong", 2, 5e-5) + times("all_reduce", 2, 1e-4)
-    found += times("all_reduce", 4, 2e-4) + times("duplex", 2, 6e-5)
+    result = times("ping_pong", 2, 5e-5) + times("all_reduce", 2, 1e-4)
+    result += times("all_reduce", 4, 2e-4) + times("duplex", 2, 6e-5)
     return Measurements(
         name="lab",
         backend="tcp",
-        measurements=tuple(found),
+        measurements=tuple(result),
         source=Source("measured", "made up"),
         nodes=(0, 1, 2, 3),
     )
@@ -184,9 +184,9 @@ def test_intervals_are_drawn_if_available() -> None:
     ends = result.interval.iteration_s
     (line,) = result.plot().axes[0].get_lines()
     assert tuple(line.get_xdata()) == ends
-    found = sweep(**SWEPT, arch="ps", workers=[1, 2, 4])
-    band = found.plot().axes[0].collections[0]
-    highest = max(p.interval.throughput_samples_per_s[1] for p in found.predictions)
+    answer = sweep(**SWEPT, arch="ps", workers=[1, 2, 4])
+    band = answer.plot().axes[0].collections[0]
+    highest = max(p.interval.throughput_samples_per_s[1] for p in answer.predictions)
     assert band.get_paths()[0].vertices[:, 1].max() == pytest.approx(highest)
 
 
@@ -194,9 +194,9 @@ def test_a_fitted_network_is_drawn_through_its_points() -> None:
     fitted = fit_network([network()])
     assert "measured" not in fitted.to_dict()
     for axes in fitted.plot().axes:
-        whole = [line for line in axes.get_lines() if len(line.get_xdata()) == 12]
-        points = {line.get_color(): line for line in whole if line.get_marker() == "o"}
-        fitted_lines = [line for line in whole if line.get_linestyle() == "-"]
+        total = [line for line in axes.get_lines() if len(line.get_xdata()) == 12]
+        points = {line.get_color(): line for line in total if line.get_marker() == "o"}
+        fitted_lines = [line for line in total if line.get_linestyle() == "-"]
         assert len(fitted_lines) == len(points) >= 1
         for line in fitted_lines:
             measured = np.asarray(points[line.get_color()].get_ydata(), np.float64)

@@ -65,10 +65,10 @@ def test_a_written_schedule_can_be_read(tmp_path: Path) -> None:
 
 def test_a_recorded_schedule_round_trips(tmp_path: Path) -> None:
     options = {"sync": "ssp", "staleness_bound": "inf"}
-    found = predict(job(workload([1.0], [2.0], [2.0]), cluster(), 3, "ps", options)).schedule(20)
-    found.write(tmp_path / "ssp.npz")
-    assert same(Schedule.read(tmp_path / "ssp.npz"), found)
-    assert found.header.options["staleness_bound"] == "inf"
+    result = predict(job(workload([1.0], [2.0], [2.0]), cluster(), 3, "ps", options)).schedule(20)
+    result.write(tmp_path / "ssp.npz")
+    assert same(Schedule.read(tmp_path / "ssp.npz"), result)
+    assert result.header.options["staleness_bound"] == "inf"
 
 
 def test_any_program_can_read_the_file(tmp_path: Path) -> None:
@@ -98,10 +98,10 @@ def test_staleness_of_slices() -> None:
         (3.0, Event.APPLY, 1, 0, -1, -2, 0, 1.0, 6, 2, -1),
         (3.0, Event.APPLY, 1, 0, -1, -2, 1, 1.0, 7, 2, -1),
     ]
-    found = of_rows(rows)
-    found.check()
-    assert found.staleness().tolist() == [0, 0, 1, 0]
-    assert found.gradients == 2
+    result = of_rows(rows)
+    result.check()
+    assert result.staleness().tolist() == [0, 0, 1, 0]
+    assert result.gradients == 2
 
 
 @pytest.mark.parametrize(("version", "accepted"), [(0, True), (1, True), (2, False)])
@@ -279,8 +279,8 @@ def test_other_bytes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot read"):
         Schedule.read(path)
     SCHEDULE.write(path)
-    whole = path.read_bytes()
-    for data in (b"", b"nothing", whole[: len(whole) // 2], whole[:100] + bytes(50) + whole[150:]):
+    total = path.read_bytes()
+    for data in (b"", b"nothing", total[: len(total) // 2], total[:100] + bytes(50) + total[150:]):
         path.write_bytes(data)
         with pytest.raises(InputError, match="not a schedule"):
             Schedule.read(path)

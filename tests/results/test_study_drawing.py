@@ -83,48 +83,48 @@ def lines(axes: Any) -> dict[str, Any]:
 
 
 def test_the_curve_of_an_aim_crosses_it_where_the_answer_is() -> None:
-    found = require("bandwidth", "scaling>0.9", **V100, arch="ring")
-    (axes,) = found.plot().axes
+    result = require("bandwidth", "scaling>0.9", **V100, arch="ring")
+    (axes,) = result.plot().axes
     predicted = lines(axes)["predicted"]
     xs, ys = predicted.get_xdata(), predicted.get_ydata()
-    assert np.interp(found.values.low, xs, ys) == pytest.approx(0.9, rel=1e-6)
+    assert np.interp(result.values.low, xs, ys) == pytest.approx(0.9, rel=1e-6)
     assert (np.diff(xs) > 0.0).all()
-    assert xs[0] < found.now < xs[-1]
-    assert lines(axes)["the job now"].get_xdata()[0] == found.now
+    assert xs[0] < result.now < xs[-1]
+    assert lines(axes)["the job now"].get_xdata()[0] == result.now
 
 
 @pytest.mark.slow
 def test_times_are_drawn_in_hours() -> None:
-    found = require("workers", "time<24h", **V100, arch="ring", dataset_size=1_281_167, epochs=90)
-    (axes,) = found.plot().axes
+    result = require("workers", "time<24h", **V100, arch="ring", dataset_size=1_281_167, epochs=90)
+    (axes,) = result.plot().axes
     assert axes.get_ylabel() == "training time (h)"
     assert lines(axes)["aim"].get_ydata()[0] == pytest.approx(24.0)
 
 
 def test_gains_have_their_bars_and_intervals() -> None:
-    found = advise(model="vgg16", device="v100", arch="ps", workers=8, fidelity="coarse")
-    (axes,) = found.plot().axes
-    gains = [each.gain for each in (*found.recommended, *found.unsure)]
-    ends = sorted(end for *_, end in bars(found))
+    result = advise(model="vgg16", device="v100", arch="ps", workers=8, fidelity="coarse")
+    (axes,) = result.plot().axes
+    gains = [each.gain for each in (*result.recommended, *result.unsure)]
+    ends = sorted(end for *_, end in bars(result))
     assert ends == pytest.approx(sorted(gain.ratio for gain in gains))
     drawn = [tuple(line.get_xdata()) for line in axes.get_lines() if len(line.get_xdata()) == 2]
     assert {gain.interval for gain in gains} <= set(drawn)
 
 
 def test_bars_of_a_tornado_end_at_the_ratios() -> None:
-    found = sensitivity(**V100, arch="asp")
-    drawn = bars(found)
+    result = sensitivity(**V100, arch="asp")
+    drawn = bars(result)
     assert {start for _, start, _ in drawn} == {1.0}
-    largest = found.effects[0]
+    largest = result.effects[0]
     ends = {end for row, _, end in drawn if round(row) == 0}
     assert ends == {ratio for value, ratio in largest.sides if value}
     assert largest.swing == pytest.approx(max(abs(np.log(end)) for end in ends))
 
 
 def test_phases_add_up_and_cross_where_they_are_said_to() -> None:
-    found = explain(job(WORK, cluster(), 4, "ps"))
-    _, *panels = found.plot().axes
-    assert max(end for *_, end in bars(found)) == pytest.approx(found.iteration_s)
+    result = explain(job(WORK, cluster(), 4, "ps"))
+    _, *panels = result.plot().axes
+    assert max(end for *_, end in bars(result)) == pytest.approx(result.iteration_s)
     assert len(panels) == 3
     marked = {
         line.get_xdata()[0]
@@ -132,30 +132,30 @@ def test_phases_add_up_and_cross_where_they_are_said_to() -> None:
         for line in axes.get_lines()
         if line.get_label() == "longest phase changes"
     }
-    assert marked == {crossover.value for crossover in found.crossovers}
+    assert marked == {crossover.value for crossover in result.crossovers}
     assert marked
 
 
 def test_an_explanation_without_a_job_has_its_phases() -> None:
     import msgspec
 
-    found = msgspec.structs.replace(explain(job(WORK, cluster(), 4, "ps")), job=None)
-    assert len(found.plot().axes) == 1
+    result = msgspec.structs.replace(explain(job(WORK, cluster(), 4, "ps")), job=None)
+    assert len(result.plot().axes) == 1
 
 
 def test_a_schedule_has_the_mean_staleness_and_all_gradients() -> None:
-    found = scheduled("asp", start="staggered")
-    stale, _ = found.plot().axes
+    result = scheduled("asp", start="staggered")
+    stale, _ = result.plot().axes
     mean = lines(stale)["mean"].get_ydata()
-    counts = [len(part) for part in np.array_split(found.staleness(), len(mean))]
-    assert np.average(mean, weights=counts) == pytest.approx(found.staleness().mean())
-    assert sum(end for *_, end in bars(found)) == found.gradients == 200
+    counts = [len(part) for part in np.array_split(result.staleness(), len(mean))]
+    assert np.average(mean, weights=counts) == pytest.approx(result.staleness().mean())
+    assert sum(end for *_, end in bars(result)) == result.gradients == 200
 
 
 def test_synchronous_schedules_have_no_staleness_to_draw() -> None:
-    found = scheduled("ring")
-    assert len(found.plot().axes) == 1
-    assert {end for *_, end in bars(found)} == {50}
+    result = scheduled("ring")
+    assert len(result.plot().axes) == 1
+    assert {end for *_, end in bars(result)} == {50}
 
 
 @pytest.mark.slow
@@ -179,6 +179,6 @@ def test_commands_write_the_picture(line: str, tmp_path: Path) -> None:
 def test_ticks_are_round_and_as_many_as_fit() -> None:
     for low, high in ((0.97, 1.02), (0.7, 1.4), (3.0, 80.0), (1e-3, 1e5), (1.0, 1e12)):
         for most in (4, 7):
-            found = decades(low, high, most)
-            assert 1 < len(found) <= most
-            assert low <= found[0] <= found[-1] <= high
+            result = decades(low, high, most)
+            assert 1 < len(result) <= most
+            assert low <= result[0] <= result[-1] <= high

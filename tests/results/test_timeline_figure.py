@@ -47,8 +47,8 @@ def blocks(found: Timeline) -> list[tuple[float, float, float, float, str]]:
 
 
 def test_workers_servers_and_links_have_a_row_each() -> None:
-    found = timeline()
-    names = [each.name for each in timeline_figure.rows_of(found)]
+    result = timeline()
+    names = [each.name for each in timeline_figure.rows_of(result)]
     assert names[:3] == ["device of worker 0", "device of worker 1", "update threads of server 0"]
     assert sorted(names[3:]) == [
         "link into node 0",
@@ -58,19 +58,19 @@ def test_workers_servers_and_links_have_a_row_each() -> None:
         "link out of node 1",
         "link out of node 2 (server 0)",
     ]
-    rows = timeline_figure.panel(found).y.names
+    rows = timeline_figure.panel(result).y.names
     assert rows[0] == "worker 0"
     assert rows[2] == "updates of server 0"
     assert {"into node 2 (server 0)", "out of node 2 (server 0)"} == set(rows[-2:])
 
 
 def test_a_transfer_is_on_both_links_and_computation_on_the_device() -> None:
-    found = {
+    result = {
         each.name: blocks for each, blocks in timeline_figure.rows_of(timeline(workers=1)).items()
     }
-    device = {(b.kind, round(b.end_s - b.start_s, 9)) for b in found["device of worker 0"]}
+    device = {(b.kind, round(b.end_s - b.start_s, 9)) for b in result["device of worker 0"]}
     assert device == {("forward", 1.0), ("backward", 2.0)}
-    out, into = found["link out of node 0"], found["link into node 1 (server 0)"]
+    out, into = result["link out of node 0"], result["link into node 1 (server 0)"]
     assert [(b.start_s, b.end_s) for b in out] == [(b.start_s, b.end_s) for b in into]
     assert {b.kind for b in out} == {"push"}
 
@@ -86,12 +86,12 @@ def test_busy_time_counts_overlapping_operations_once() -> None:
 
 
 def test_concurrent_operations_are_below_each_other() -> None:
-    found = of(operation(0.0, 2.0), operation(1.0, 3.0), operation(2.0, 4.0))
-    drawn = blocks(found)
+    result = of(operation(0.0, 2.0), operation(1.0, 3.0), operation(2.0, 4.0))
+    drawn = blocks(result)
     tops = [top for _, _, top, *_ in drawn]
     assert tops[0] == tops[2] < tops[1]
     assert all(top >= -0.5 and bottom <= 0.5 for _, _, top, bottom, _ in drawn)
-    assert timeline_figure.panel(found).x.high == 4.0
+    assert timeline_figure.panel(result).x.high == 4.0
 
 
 def test_too_many_concurrent_operations_are_merged() -> None:
@@ -104,11 +104,11 @@ def test_too_many_concurrent_operations_are_merged() -> None:
 
 
 def test_too_many_blocks_are_merged_without_losing_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = of(*(operation(float(k), k + 0.5) for k in range(100)))
-    assert len(blocks(found)) == 100
+    result = of(*(operation(float(k), k + 0.5) for k in range(100)))
+    assert len(blocks(result)) == 100
     monkeypatch.setattr(timeline_figure, "MOST_BLOCKS", 10)
     monkeypatch.setattr(timeline_figure, "FINEST", 100)
-    drawn = blocks(found)
+    drawn = blocks(result)
     assert len(drawn) <= 10
     counts = [int(text.split(" and ")[1].split()[0]) + 1 for *_, text in drawn]
     assert sum(counts) == 100
@@ -116,8 +116,8 @@ def test_too_many_blocks_are_merged_without_losing_any(monkeypatch: pytest.Monke
 
 
 def test_a_figure_with_few_rows_has_workers_of_the_first_nodes_and_the_busiest_servers() -> None:
-    found = timeline(workers=8)
-    panel = timeline_figure.panel(found, 9)
+    result = timeline(workers=8)
+    panel = timeline_figure.panel(result, 9)
     assert panel.title == "9 of 27 resources"
     assert panel.y.names[:3] == ["worker 0", "worker 1", "updates of server 0"]
     assert {"into node 8 (server 0)", "out of node 8 (server 0)"} <= set(panel.y.names)

@@ -55,17 +55,17 @@ by_job = pytest.mark.parametrize("name", thinned(JOBS, 9, first=2))
 
 @pytest.mark.slow
 def test_every_rule_applies_to_some_job() -> None:
-    found = [advised(name) for name in JOBS]
-    said = {each.rule for a in found for each in (*a.recommended, *a.unsure)}
-    assert said == {rule.name for rule in RULES}
-    assert any(a.unsure for a in found)
+    result = [advised(name) for name in JOBS]
+    message = {each.rule for a in result for each in (*a.recommended, *a.unsure)}
+    assert message == {rule.name for rule in RULES}
+    assert any(a.unsure for a in result)
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("arch", ["ps", "ring", "local_sgd", "easgd"])
 def test_flags_give_the_stated_gain(arch: str) -> None:
-    found = advise(**SLOW, arch=arch)
-    some = [each for each in (*found.recommended, *found.unsure) if each.flags]
+    answer = advise(**SLOW, arch=arch)
+    some = [each for each in (*answer.recommended, *answer.unsure) if each.flags]
     assert some
     words = ["predict", *WORDS, "--arch", arch]
     for each in some:
@@ -74,21 +74,21 @@ def test_flags_give_the_stated_gain(arch: str) -> None:
         )
         assert result.exit_code == 0, result.output
         then = json.loads(result.stdout)["throughput_samples_per_s"]
-        before = found.prediction.throughput_samples_per_s
+        before = answer.prediction.throughput_samples_per_s
         assert then / before == pytest.approx(each.gain.ratio, rel=1e-12)
 
 
 @by_job
 def test_recommended_changes_are_certain_to_help(name: str) -> None:
-    found = advised(name)
-    assert all(each.gain.interval[0] > 1.0 for each in found.recommended)
-    assert all(each.gain.interval[0] <= 1.0 < each.gain.ratio for each in found.unsure)
+    result = advised(name)
+    assert all(each.gain.interval[0] > 1.0 for each in result.recommended)
+    assert all(each.gain.interval[0] <= 1.0 < each.gain.ratio for each in result.unsure)
 
 
 @by_job
 def test_a_change_is_the_best_of_its_rule(name: str) -> None:
-    found = advised(name)
-    for each in (*found.recommended, *found.unsure):
+    result = advised(name)
+    for each in (*result.recommended, *result.unsure):
         assert all(other.gain.ratio <= each.gain.ratio for other in each.others)
 
 
@@ -122,8 +122,8 @@ def test_measured_collectives_are_not_scaled_with_the_bandwidth() -> None:
     where = Cluster(
         name="measured", nic=Link(1e9, 1e-5), source=Source("measured", "here"), collectives=(slow,)
     )
-    found = advise(model="resnet50", device="v100", arch="ring", workers=8, cluster=where)
-    (hardware,) = [each for each in (*found.recommended, *found.unsure) if each.hardware]
+    result = advise(model="resnet50", device="v100", arch="ring", workers=8, cluster=where)
+    (hardware,) = [each for each in (*result.recommended, *result.unsure) if each.hardware]
     names = {hardware.change, *(other.change for other in hardware.others)}
     assert names == {"devices twice as fast"}
 
@@ -142,11 +142,11 @@ def test_errors_shared_by_both_predictions_cancel() -> None:
     """Nominal links: variance 2 m^2 + 2 (1 - rho) r^2 of two equal uncertainties."""
     spread = Uncertainty(measurement=0.03, model=0.2)
     before, after = answered(spread, 100.0), answered(spread, 150.0)
-    found = gain(*before, *after)
+    result = gain(*before, *after)
     sd = math.sqrt(2.0 * 0.03**2 + 2.0 * (1.0 - gains.SHARED["nominal"]) * 0.2**2)
-    assert found.ratio == 1.5
-    assert found.interval[1] / 1.5 == pytest.approx(math.exp(WIDTH * sd), rel=1e-6)
-    assert found.probability == pytest.approx(0.5 * math.erfc(-math.log(1.5) / sd / math.sqrt(2)))
+    assert result.ratio == 1.5
+    assert result.interval[1] / 1.5 == pytest.approx(math.exp(WIDTH * sd), rel=1e-6)
+    assert result.probability == pytest.approx(0.5 * math.erfc(-math.log(1.5) / sd / math.sqrt(2)))
 
 
 def test_canary_independent_errors_make_gains_less_certain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,14 +166,14 @@ def test_no_gain_has_probability_one_half() -> None:
 
 def test_the_command_prints_the_library_result() -> None:
     words = ["advise", *WORDS, "--fidelity", "coarse"]
-    found = advise(**SLOW, fidelity="coarse")
+    result = advise(**SLOW, fidelity="coarse")
     printed = CliRunner().invoke(cli, [*words, "--json"])
-    assert json.loads(printed.stdout) == json.loads(found.to_json())
+    assert json.loads(printed.stdout) == json.loads(result.to_json())
     text = CliRunner().invoke(cli, words).stdout
-    for each in found.recommended:
+    for each in result.recommended:
         assert f"{each.change}: {each.gain.ratio:.2f} times as fast" in text
         assert each.source in text
-    assert list(found.to_frame()["recommended"]) == [each["recommended"] for each in found.rows()]
+    assert list(result.to_frame()["recommended"]) == [each["recommended"] for each in result.rows()]
 
 
 @pytest.mark.parametrize(

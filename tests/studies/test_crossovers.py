@@ -125,13 +125,13 @@ def test_phases_change_places_at_the_reported_value(
     # with a core nothing is solved in symbols, which would take most of the time
     core = data.draw(st.sampled_from([1.0, 4.0, None]))
     asked = replace(asked, cluster=replace(asked.cluster, core_oversubscription=core))
-    found = explain(asked)
+    result = explain(asked)
     longest, first = ranked(asked)[0]
-    assert found.rules == first
-    equal(found.phases_s[first], longest, 1e-8)
-    never_rises(list(found.phases_s.values()), 1e-8)
-    equal(sum(found.phases_s.values()), found.iteration_s)
-    for c in found.crossovers:
+    assert result.rules == first
+    equal(result.phases_s[first], longest, 1e-8)
+    never_rises(list(result.phases_s.values()), 1e-8)
+    equal(sum(result.phases_s.values()), result.iteration_s)
+    for c in result.crossovers:
         rules_change(asked, c)
 
 
@@ -148,13 +148,13 @@ SYNCHRONOUS = job(
 def test_crossovers_by_hand() -> None:
     """4 x 8e9 / B = 8 s; N x 8 s = 8 s for one worker, and the pull dominates for two; 8 s at
     batch 8 grow to 32 s at batch 32."""
-    found = {c.variable: c for c in explain(SYNCHRONOUS).crossovers}
-    assert (found["workers"].below, found["workers"].above) == ("compute", "pull")
-    assert found["workers"].value == 2.0
-    equal(found["bandwidth_bytes_per_s"].value, 4e9, 1e-6)
-    assert found["bandwidth_bytes_per_s"].below == "pull"
-    assert found["bandwidth_bytes_per_s"].above == "compute"
-    assert (found["batch_size"].value, found["batch_size"].above) == (32.0, "compute")
+    result = {c.variable: c for c in explain(SYNCHRONOUS).crossovers}
+    assert (result["workers"].below, result["workers"].above) == ("compute", "pull")
+    assert result["workers"].value == 2.0
+    equal(result["bandwidth_bytes_per_s"].value, 4e9, 1e-6)
+    assert result["bandwidth_bytes_per_s"].below == "pull"
+    assert result["bandwidth_bytes_per_s"].above == "compute"
+    assert (result["batch_size"].value, result["batch_size"].above) == (32.0, "compute")
 
 
 def test_canary_a_crossover_elsewhere_is_noticed() -> None:
@@ -173,10 +173,10 @@ def test_canary_a_crossover_elsewhere_is_noticed() -> None:
 def test_a_single_phase_has_no_crossover() -> None:
     """A worker alone without a server."""
     alone = job(workload([1.0], [2.0], [1e6]), cluster(1e9), 1, "ring")
-    found = explain(alone)
-    assert [c for c in found.crossovers if c.variable != "workers"] == []
-    assert found.rules == "compute"
-    assert found.saturations == ()
+    result = explain(alone)
+    assert [c for c in result.crossovers if c.variable != "workers"] == []
+    assert result.rules == "compute"
+    assert result.saturations == ()
 
 
 def test_only_the_batch_size_varies_for_unequal_workers() -> None:
@@ -255,15 +255,15 @@ def test_formulas_agree_with_the_search(
 @pytest.mark.parametrize(("arch", "options"), thinned(SOLVED, 3, 1))
 def test_simple_crossovers_have_a_formula(arch: str, options: dict[str, Any]) -> None:
     asked = job(SYNCHRONOUS.workload, SYNCHRONOUS.cluster, 4, arch, options)
-    found = [c for c in explain(asked).crossovers if c.variable == "bandwidth_bytes_per_s"]
-    assert [c.formula is not None for c in found] == [True]
+    result = [c for c in explain(asked).crossovers if c.variable == "bandwidth_bytes_per_s"]
+    assert [c.formula is not None for c in result] == [True]
 
 
 def test_a_formula_by_hand() -> None:
-    found = {c.variable: c.formula for c in explain(SYNCHRONOUS).crossovers}
-    assert found["bandwidth_bytes_per_s"] == "B = M*N/(P*(F + G))"
-    assert found["workers"] == "N = B*P*(F + G)/M"
-    assert found["batch_size"] is None
+    result = {c.variable: c.formula for c in explain(SYNCHRONOUS).crossovers}
+    assert result["bandwidth_bytes_per_s"] == "B = M*N/(P*(F + G))"
+    assert result["workers"] == "N = B*P*(F + G)/M"
+    assert result["batch_size"] is None
 
 
 def test_canary_a_formula_with_an_error_is_noticed() -> None:
@@ -357,10 +357,10 @@ def test_a_job_that_is_always_faster_has_no_crossover() -> None:
 
 
 def test_against_searches_every_variable() -> None:
-    found = against(SYNCHRONOUS, RING, "ps", "ring")
+    result = against(SYNCHRONOUS, RING, "ps", "ring")
     along = [c for v in crossovers.VARIABLES for c in between(SYNCHRONOUS, RING, v, ("ps", "ring"))]
-    assert list(found) == along
-    assert {c.variable for c in found} <= set(crossovers.VARIABLES)
+    assert list(result) == along
+    assert {c.variable for c in result} <= set(crossovers.VARIABLES)
     unlike = replace(SYNCHRONOUS, stragglers=(Straggler(0, 2.0),))
     assert {c.variable for c in against(unlike, RING, "ps", "ring")} <= {"batch_size"}
 
@@ -399,22 +399,22 @@ def test_saturation_is_the_knee_of_the_bounds(arch: str, workers: int) -> None:
     limit."""
     asked = job(SYNCHRONOUS.workload, SYNCHRONOUS.cluster, workers, arch)
     alone = coarse.phases(replace(asked, workers=1))
-    found = explain(asked).saturations
+    result = explain(asked).saturations
     busy = {name: float(s) for name, s in alone.busy_s.items() if float(s) > 0.0}
-    assert {s.resource for s in found} == set(busy)
-    for s in found:
+    assert {s.resource for s in result} == set(busy)
+    for s in result:
         equal(s.workers, float(alone.iteration_s) / busy[s.resource])
-    assert [s.workers for s in found] == sorted(s.workers for s in found)
-    crowd = variants.evaluate(asked, workers=math.ceil(40.0 * found[0].workers))
-    assert float(crowd.utilisation[found[0].resource]) == pytest.approx(1.0, abs=0.03)
+    assert [s.workers for s in result] == sorted(s.workers for s in result)
+    crowd = variants.evaluate(asked, workers=math.ceil(40.0 * result[0].workers))
+    assert float(crowd.utilisation[result[0].resource]) == pytest.approx(1.0, abs=0.03)
 
 
 def test_saturation_by_hand() -> None:
     """Alone: 8 s of computation, 8 s for either way, 0.08 s of update and two latencies."""
     asked = job(SYNCHRONOUS.workload, SYNCHRONOUS.cluster, 4, "asp", {"overlap": False})
-    found = {s.resource: s.workers for s in explain(asked).saturations}
-    equal(found["link into the servers"], (8.0 + 2.0 * 8.0 + 0.08 + 2e-4) / 8.0)
-    equal(found["servers"], (8.0 + 2.0 * 8.0 + 0.08 + 2e-4) / 0.08)
+    result = {s.resource: s.workers for s in explain(asked).saturations}
+    equal(result["link into the servers"], (8.0 + 2.0 * 8.0 + 0.08 + 2e-4) / 8.0)
+    equal(result["servers"], (8.0 + 2.0 * 8.0 + 0.08 + 2e-4) / 0.08)
 
 
 def test_synchronous_jobs_do_not_saturate() -> None:
@@ -435,7 +435,7 @@ def test_sentences_give_the_crossovers() -> None:
 
 
 def test_an_explanation_survives_json() -> None:
-    found = explain(SYNCHRONOUS)
-    again = msgspec.convert(json.loads(json.dumps(found.to_dict())), type(found))
-    assert again == msgspec.structs.replace(found, job=None)
-    assert np.isfinite([c.value for c in found.crossovers]).all()
+    result = explain(SYNCHRONOUS)
+    again = msgspec.convert(json.loads(json.dumps(result.to_dict())), type(result))
+    assert again == msgspec.structs.replace(result, job=None)
+    assert np.isfinite([c.value for c in result.crossovers]).all()

@@ -89,8 +89,8 @@ def threads() -> Iterator[tuple[str, Diagnosis, set[str]]]:
     job = horovod(rows["Q1"], device="gtx1080ti", cluster=TWO_MACHINES)
     yield "Q1", diagnose(Measured(step_s=step_s["Q1"]), job), {"slow link"}
     job = horovod(rows["Q2"], device="v100", cluster="pcie3")
-    told = diagnose(Measured(step_s=step_s["Q2"]), job)
-    yield "Q2", told, {"no overlap", "no peer access"}
+    reported = diagnose(Measured(step_s=step_s["Q2"]), job)
+    yield "Q2", reported, {"no overlap", "no peer access"}
     job = horovod(rows["Q3"], device="v100")
     compute_s = 256 * 16 / 5500
     parts = Measured(step_s=step_s["Q3"], compute_s=compute_s, exposed_s=step_s["Q3"] - compute_s)
@@ -104,28 +104,28 @@ def threads() -> Iterator[tuple[str, Diagnosis, set[str]]]:
     work = pm.Workload.of("MaxViT-L", layers, batch_size=8, device="unknown")
     cluster = Cluster(name="10 Gbit/s", nic=Link(1.25e9, 50e-6), source=GUESS)
     job = pm.make_job(workload=work, workers=3, arch="ddp", cluster=cluster)
-    told = diagnose(Measured(step_s=step_s["Q7.net"]), job)
-    assert told.first.finding.startswith("as predicted: all-reduce takes")
-    yield "Q7", told, {"as predicted"}
+    reported = diagnose(Measured(step_s=step_s["Q7.net"]), job)
+    assert reported.first.finding.startswith("as predicted: all-reduce takes")
+    yield "Q7", reported, {"as predicted"}
     job = pm.make_job(
         model="llama-7b", sequence_length=2048, device="a100", batch_size=8, accumulation=4,
         workers=16, arch="zero1", one_device_step_s=step_s["Q16.nv"],
     )  # fmt: skip
-    told = diagnose(Measured(step_s=step_s["Q16.pcie"], nvlink=False), job)
-    assert told.first.explains
-    yield "Q16", told, {"no NVLink"}
+    reported = diagnose(Measured(step_s=step_s["Q16.pcie"], nvlink=False), job)
+    assert reported.first.explains
+    yield "Q16", reported, {"no NVLink"}
 
 
 @pytest.mark.family("many draws")
 @pytest.mark.slow
 def test_the_cause_that_a_thread_found_is_first() -> None:
     """All 12 cases (6 threads)."""
-    told = {name: (first_two(result), causes) for name, result, causes in threads()}
-    assert len(told) == 12
-    wrong = {name for name, (names, causes) in told.items() if names[0] not in causes}
+    reported = {name: (first_two(result), causes) for name, result, causes in threads()}
+    assert len(reported) == 12
+    wrong = {name for name, (names, causes) in reported.items() if names[0] not in causes}
     assert wrong == set()
     # canary: the causes of other cases are not
-    assert sum(names[0] in {"slow device", "no overlap"} for names, _ in told.values()) <= 1
+    assert sum(names[0] in {"slow device", "no overlap"} for names, _ in reported.values()) <= 1
 
 
 # -- testbed ---------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def faulty(name: str, others: str) -> Iterator[tuple[dict[str, Any], Job, str]]:
 @pytest.mark.slow
 def test_faults_of_data_parallel_runs_come_first() -> None:
     """Runs that the fault makes at least 5 % slower; small buckets never do so there."""
-    told: list[tuple[str, list[str]]] = []
+    reported: list[tuple[str, list[str]]] = []
     for row, job, cause in (
         *faulty("testbed", "gloo.jsonl"),
         *faulty("testbed_hybrid", "coll.jsonl"),
@@ -181,9 +181,9 @@ def test_faults_of_data_parallel_runs_come_first() -> None:
         if job.replica is not None or row["meas"]["iter_s_mean"] < 1.05 * job_step_s(job):
             continue
         synchronous = row["config"].get("sync", "bsp") == "bsp"  # else waits have other causes
-        told.append((cause, first_two(diagnose(parts_of(row, exposed=synchronous), job))))
-    assert len(told) == 8
-    wrong = [(cause, names) for cause, names in told if names[0] != cause]
+        reported.append((cause, first_two(diagnose(parts_of(row, exposed=synchronous), job))))
+    assert len(reported) == 8
+    wrong = [(cause, names) for cause, names in reported if names[0] != cause]
     assert wrong == []
 
 
@@ -194,13 +194,13 @@ def job_step_s(job: Job) -> float:
 @pytest.mark.family("many draws")
 @pytest.mark.slow
 def test_faults_of_pipelines_are_among_the_first_two() -> None:
-    told = [
+    reported = [
         (cause, first_two(diagnose(parts_of(row, exposed=False), job)))
         for row, job, cause in faulty("testbed_hybrid", "coll.jsonl")
         if job.replica is not None
     ]
-    assert sorted(cause for cause, _ in told) == [*["slow device"] * 2, *["slow link"] * 2]
-    assert all(cause in names for cause, names in told)
+    assert sorted(cause for cause, _ in reported) == [*["slow device"] * 2, *["slow link"] * 2]
+    assert all(cause in names for cause, names in reported)
 
 
 @pytest.mark.parametrize("name", ["nccl-tests.txt", "iperf3.json"])

@@ -71,8 +71,8 @@ def random_job(generator: random.Random) -> Job:
 def planted(count: int, seed: int) -> list[tuple[str, Diagnosis]]:
     """Diagnoses of random jobs that a cause makes at least 15 % slower, with the cause."""
     generator, noise = random.Random(seed), np.random.default_rng(seed)
-    told: list[tuple[str, Diagnosis]] = []
-    while len(told) < count:
+    reported: list[tuple[str, Diagnosis]] = []
+    while len(reported) < count:
         try:
             job = random_job(generator)
             cause = generator.choice([c for c in CAUSES if any(c.hypotheses(job))])
@@ -83,8 +83,8 @@ def planted(count: int, seed: int) -> list[tuple[str, Diagnosis]]:
         seconds = [predict(each, fidelity="fine").iteration_s for each in (job, slow)]
         if seconds[1] > 1.15 * seconds[0]:
             values = measured(slow, *PARTS[1:], noise=noise, host_s=hypothesis.host_s)
-            told.append((cause.name, diagnose(values, job)))
-    return told
+            reported.append((cause.name, diagnose(values, job)))
+    return reported
 
 
 def rates(told: list[tuple[str, Diagnosis]]) -> tuple[float, float]:
@@ -99,12 +99,12 @@ def rates(told: list[tuple[str, Diagnosis]]) -> tuple[float, float]:
 def test_planted_causes_are_found() -> None:
     """With the probabilities that causes have before; of 100 jobs, 89 to 98 come first in five
     draws."""
-    told = planted(40, seed=1)
-    first, two = rates(told)
+    reported = planted(40, seed=1)
+    first, two = rates(reported)
     assert first >= 0.9
     assert two >= 0.97
     # canary: with the causes of other jobs the rates collapse
-    turned = [(told[k - 1][0], d) for k, (_, d) in enumerate(told)]
+    turned = [(reported[k - 1][0], d) for k, (_, d) in enumerate(reported)]
     assert rates(turned)[0] < 0.5
 
 
@@ -155,8 +155,8 @@ def test_probabilities_by_hand() -> None:
     assert by_name["host-bound"] == by_name["slow computation"]
     assert AS_PREDICTED not in by_name
     alone = JOB.with_(one_device_samples_per_s=None)
-    told = diagnose(Measured(step_s=predict(alone).iteration_s * 2.5), alone)
-    by_name = {s.cause: s.probability for s in told.suspects}
+    reported = diagnose(Measured(step_s=predict(alone).iteration_s * 2.5), alone)
+    by_name = {s.cause: s.probability for s in reported.suspects}
     assert by_name["slow computation"] == pytest.approx(by_name["slow device"], rel=0.1)
     assert result.slower == pytest.approx(2.5)
 
@@ -193,9 +193,9 @@ def test_the_next_measurement_tells_the_first_two_apart() -> None:
 def test_a_tool_decides_about_the_link() -> None:
     """A link that a tool measured at its nominal rate is not slow."""
     slow = JOB.with_(bandwidth_bytes_per_s=2e8)
-    told = measured(slow, "exposed_s")
+    reported = measured(slow, "exposed_s")
     good = JOB.cluster.nic.goodput_bytes_per_s
-    values = {"step_s": told.step_s, "exposed_s": told.exposed_s}
+    values = {"step_s": reported.step_s, "exposed_s": reported.exposed_s}
     names = [s.cause for s in diagnose(Measured(**values), JOB).suspects]
     assert names[0] == "slow link"
     refuted = diagnose(Measured(**values, link_bytes_per_s=good), JOB)
@@ -319,8 +319,8 @@ def test_a_log_of_nccl_decides_about_rdma(tmp_path: Path) -> None:
     assert nccl_log.parse("loss 3.1") is None
     job = JOB.with_(cluster="dgx-1", bandwidth_bytes_per_s=None, model="vgg16", batch_size=32)
     slow = hypotheses(job, "no RDMA")[0].change.job_of(job)
-    told = measured(slow, "exposed_s")
-    values = {"step_s": told.step_s, "exposed_s": told.exposed_s}
+    reported = measured(slow, "exposed_s")
+    values = {"step_s": reported.step_s, "exposed_s": reported.exposed_s}
     says = {}
     for sockets in (True, False):
         suspects = diagnose(Measured(**values, sockets=sockets), job).suspects
@@ -381,11 +381,11 @@ def test_the_command_reads_speeds_parts_and_files(tmp_path: Path) -> None:
               "--also", "8:190ms", "--json"]
     )  # fmt: skip
     assert answer.exit_code == 0, answer.output
-    told = json.loads(answer.stdout)
-    assert told["measured"]["step_s"] == pytest.approx(1024 / 2900)
-    assert told["measured"]["through_host"] == pytest.approx(4 / 6)
-    assert told["measured"]["steps_s"] == [[8, 0.19]]
-    assert told["suspects"][0]["cause"] == "slow link"
+    reported = json.loads(answer.stdout)
+    assert reported["measured"]["step_s"] == pytest.approx(1024 / 2900)
+    assert reported["measured"]["through_host"] == pytest.approx(4 / 6)
+    assert reported["measured"]["steps_s"] == [[8, 0.19]]
+    assert reported["suspects"][0]["cause"] == "slow link"
     text = CliRunner().invoke(cli, ["diagnose", *FLAGS, "--measured-step", "353ms"]).stdout
     assert "a step took 353 ms, 1.8" in text
     assert "what would decide" in text
@@ -482,13 +482,13 @@ def test_traces_of_ranks_say_the_parts_of_a_step(tmp_path: Path) -> None:
     ]
     answer = CliRunner().invoke(cli, ["diagnose", *paths, *FLAGS, "--json"])
     assert answer.exit_code == 0, answer.output
-    told = json.loads(answer.stdout)["measured"]
-    assert told["step_s"] == pytest.approx(995e-6)
-    assert told["compute_s"] == pytest.approx((825e-6 + 845e-6) / 2)
-    assert told["slowest_compute_s"] == pytest.approx(845e-6)
-    assert told["exposed_s"] == pytest.approx(100e-6)
-    assert told["communication_s"] == pytest.approx(180e-6)
-    assert told["loading_s"] == pytest.approx(50e-6)
+    reported = json.loads(answer.stdout)["measured"]
+    assert reported["step_s"] == pytest.approx(995e-6)
+    assert reported["compute_s"] == pytest.approx((825e-6 + 845e-6) / 2)
+    assert reported["slowest_compute_s"] == pytest.approx(845e-6)
+    assert reported["exposed_s"] == pytest.approx(100e-6)
+    assert reported["communication_s"] == pytest.approx(180e-6)
+    assert reported["loading_s"] == pytest.approx(50e-6)
 
 
 @pytest.mark.slow

@@ -47,9 +47,9 @@ def longest(one: Job, variable: str, value: float) -> str:
 )  # fmt: skip
 def test_phases_change_places_at_the_reported_value(arch: str, options: dict[str, Any]) -> None:
     one = measured(arch, options)
-    found = explain(one)
-    assert found.crossovers
-    for c in found.crossovers:
+    result = explain(one)
+    assert result.crossovers
+    for c in result.crossovers:
         step = 1.0 if c.variable in WHOLE else 1e-6 * c.value
         assert longest(one, c.variable, c.value - step) == c.below
         assert longest(one, c.variable, c.value + (0.0 if c.variable in WHOLE else step)) == c.above
@@ -57,10 +57,10 @@ def test_phases_change_places_at_the_reported_value(arch: str, options: dict[str
 
 @pytest.mark.slow
 def test_the_longest_phase_is_reported_as_dominant() -> None:
-    found = explain(measured("easgd"))
-    assert found.rules == next(iter(found.phases_s))
-    assert found.phases_s[found.rules] == max(found.phases_s.values())
-    assert sum(found.phases_s.values()) == pytest.approx(found.iteration_s)
+    result = explain(measured("easgd"))
+    assert result.rules == next(iter(result.phases_s))
+    assert result.phases_s[result.rules] == max(result.phases_s.values())
+    assert sum(result.phases_s.values()) == pytest.approx(result.iteration_s)
 
 
 def test_a_symbolic_crossover_equals_the_numeric_one() -> None:
@@ -93,9 +93,9 @@ def solved(one: Job, text: str) -> float:
 def test_two_jobs_are_equally_fast_at_their_crossover() -> None:
     first = measured("ring", {"overlap": False}, cluster=ETHERNET)
     second = measured("asp", cluster=ETHERNET)
-    found = between(first, second, "bandwidth_bytes_per_s", ("ring", "asp"))
-    assert found
-    for c in found:
+    result = between(first, second, "bandwidth_bytes_per_s", ("ring", "asp"))
+    assert result
+    for c in result:
         rates = [
             evaluate(one, bandwidth_bytes_per_s=c.value).throughput_samples_per_s
             for one in (first, second)
@@ -112,8 +112,8 @@ def test_two_jobs_are_equally_fast_at_their_crossover() -> None:
 def test_a_server_saturates_at_the_reported_number_of_workers() -> None:
     """N* = (Z + D) / D_max, and more workers do not increase throughput."""
     one = measured("asp", {"overlap": False})
-    found = explain(one)
-    least = min(s.workers for s in found.saturations)
+    result = explain(one)
+    least = min(s.workers for s in result.saturations)
     rates = evaluate(one, workers=np.array([1, 200, 400])).throughput_samples_per_s
     assert rates[1] / rates[0] == pytest.approx(least, rel=0.02)
     assert rates[2] == pytest.approx(rates[1], rel=0.01)
@@ -161,9 +161,9 @@ def test_formulas_are_printed_with_all_their_symbols(name: str) -> None:
     text = run(f"show {name} --formula")
     assert "LaTeX" in text
     values = json.loads(run(f"show {name} --formula --json"))
-    whole = " ".join(term["text"] for term in values["phases"])
+    total = " ".join(term["text"] for term in values["phases"])
     for entry in values["legend"]:
-        assert entry["symbol"] in whole
+        assert entry["symbol"] in total
         assert entry["meaning"]
     assert values["latex"].count("{") == values["latex"].count("}")
 

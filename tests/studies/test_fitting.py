@@ -33,9 +33,9 @@ LARGE: dict[str, Any] = {"model": "llama-13b", "device": "h100", "workers": 64, 
 
 
 def chance(job: Job) -> float:
-    found = memory_of(job).fits
-    assert found is not None
-    return found
+    result = memory_of(job).fits
+    assert result is not None
+    return result
 
 
 @pytest.mark.parametrize(
@@ -133,9 +133,9 @@ def test_the_command_says_first_what_makes_a_job_fit() -> None:
 def test_json_has_what_makes_a_job_fit() -> None:
     job = "--model vgg16 --device v100 --workers 4 --arch ring --json --fidelity coarse"
     assert "remedies" not in json.loads(output(f"{job} --batch-size 64"))
-    found = json.loads(output(f"{job} --batch-size 512"))
-    assert found["memory"]["fits"] < SURE
-    assert found["remedies"] == [change.flags for change in remedies(VGG.with_(batch_size=512))]
+    result = json.loads(output(f"{job} --batch-size 512"))
+    assert result["memory"]["fits"] < SURE
+    assert result["remedies"] == [change.flags for change in remedies(VGG.with_(batch_size=512))]
 
 
 def test_the_command_takes_the_largest_batch() -> None:
@@ -176,10 +176,10 @@ def test_jobs_that_fit_have_no_column_for_it() -> None:
 def test_advice_says_first_that_a_job_does_not_fit() -> None:
     """And what makes it fit; all that it recommends fits."""
     job = make_job(**LARGE, batch_size=4)
-    found = advise(job, fidelity="coarse")
-    assert found.remedies == ("--recompute full --arch fsdp --option stage=3",)
-    assert found.to_dict()["remedies"] == found.remedies
-    assert all(one.prediction.memory.is_enough() for one in (*found.recommended, *found.unsure))
+    result = advise(job, fidelity="coarse")
+    assert result.remedies == ("--recompute full --arch fsdp --option stage=3",)
+    assert result.to_dict()["remedies"] == result.remedies
+    assert all(one.prediction.memory.is_enough() for one in (*result.recommended, *result.unsure))
     flags = "advise --model llama-13b --device h100 --workers 64 --arch ring --batch-size 4"
     lines = CliRunner().invoke(cli, [*flags.split(), "--fidelity", "coarse"]).output.splitlines()
     assert lines[1].startswith("does not fit: a worker reserves about 359 GB")
@@ -191,9 +191,9 @@ def test_advice_says_first_that_a_job_does_not_fit() -> None:
 @pytest.mark.slow
 def test_what_never_fits_names_what_takes_most() -> None:
     """Activations of four sequences do not become less with more workers."""
-    found = require("workers", "fits", **LARGE | {"arch": "fsdp", "batch_size": 4})
-    assert found.values.holds == "never"
-    worker = found.prediction.memory.worker
+    result = require("workers", "fits", **LARGE | {"arch": "fsdp", "batch_size": 4})
+    assert result.values.holds == "never"
+    worker = result.prediction.memory.worker
     largest = max(worker.at_peak.values())
     assert largest == worker.at_peak["activations"]
-    assert found.text.endswith(f"activations take {show(largest, 'bytes')}")
+    assert result.text.endswith(f"activations take {show(largest, 'bytes')}")

@@ -150,20 +150,20 @@ def test_formulas_equal_numeric_phases(
     """Random values; order statistics are 1, and queue lengths are those of mean-value analysis."""
     parts, _ = read(arch, index)
     workers = int(np.random.default_rng(seed).integers(2, 40))
-    found = Found(monkeypatch)
-    agree(a_job(arch, VARIANTS[arch][index], seed=seed, workers=workers), parts, found)
+    result = Found(monkeypatch)
+    agree(a_job(arch, VARIANTS[arch][index], seed=seed, workers=workers), parts, result)
 
 
 def test_canary_a_formula_with_an_error_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each symbol in turn is 1 % larger in the formula."""
-    found = Found(monkeypatch)
+    result = Found(monkeypatch)
     parts, _ = read("ps", VARIANTS["ps"].index({"sync": "bsp", "overlap": False}))
     asked = a_job("ps", {"sync": "bsp", "overlap": False}, seed=1)
-    agree(asked, parts, found)
+    agree(asked, parts, result)
     for symbol in symbols_of(parts):
         wrong = {name: part.subs(symbol, 1.01 * symbol) for name, part in parts.items()}
         with pytest.raises(AssertionError):
-            agree(asked, wrong, found)
+            agree(asked, wrong, result)
 
 
 LAYERED: list[tuple[str, dict[str, Any]]] = [
@@ -189,8 +189,8 @@ def test_numeric_layers_with_symbolic_workers(arch: str, options: dict[str, Any]
     mixed = replace(
         q, workers=n, bandwidth_bytes_per_s=bandwidth, server_bandwidth_bytes_per_s=bandwidth
     )
-    whole = sum(part.seconds for part in coarse.phases(asked, among=mixed).parts.values())
-    steady = {s: 1 for s in whole.free_symbols if str(s).startswith("S_")}
+    total = sum(part.seconds for part in coarse.phases(asked, among=mixed).parts.values())
+    steady = {s: 1 for s in total.free_symbols if str(s).startswith("S_")}
     for workers, rate in ((2, 3.0), (7, 20.0), (16, 500.0)):
         single = replace(
             asked,
@@ -199,7 +199,7 @@ def test_numeric_layers_with_symbolic_workers(arch: str, options: dict[str, Any]
                 asked.cluster, nic=replace(asked.cluster.nic, bandwidth_bytes_per_s=rate)
             ),
         )
-        seconds = value(whole, {**steady, n: workers, bandwidth: rate})
+        seconds = value(total, {**steady, n: workers, bandwidth: rate})
         equal(seconds, float(coarse.phases(single).iteration_s))
 
 
@@ -216,23 +216,23 @@ def words(text: str) -> set[str]:
 
 @one_in(6)
 def test_text_and_legend_have_the_same_symbols(arch: str, index: int) -> None:
-    parts, found = read(arch, index)
-    legend = [row.symbol for row in found.legend]
+    parts, result = read(arch, index)
+    legend = [row.symbol for row in result.legend]
     assert len(set(legend)) == len(legend)
-    assert set().union(*(words(term.text) for term in found.phases)) == set(legend)
-    assert [term.name for term in found.phases] == list(parts)
-    assert all(row.meaning for row in found.legend)
-    assert found.text == "T = " + " + ".join(f"({name})" for name in parts)
+    assert set().union(*(words(term.text) for term in result.phases)) == set(legend)
+    assert [term.name for term in result.phases] == list(parts)
+    assert all(row.meaning for row in result.legend)
+    assert result.text == "T = " + " + ".join(f"({name})" for name in parts)
 
 
 @one_in(6)
 def test_text_can_be_parsed_back(arch: str, index: int) -> None:
     """By SymPy: the same numbers, to the digits shown."""
-    parts, found = read(arch, index)
+    parts, result = read(arch, index)
     at = {symbol: 3 if symbol.is_integer else 0.7 for symbol in symbols_of(parts)}
     names_ = {symbol: f"x{k}" for k, symbol in enumerate(sorted(map(str, at), key=len))}
     values = {sympy.Symbol(names_[str(symbol)]): value for symbol, value in at.items()}
-    for term in found.phases:
+    for term in result.phases:
         text = WORD.sub(lambda word: names_.get(word[0], word[0]), term.text)
         again = value(sympy.sympify(text), values)
         assert again == pytest.approx(value(parts[term.name], at), rel=1e-9, abs=1e-9)
@@ -247,44 +247,44 @@ def test_canary_a_legend_without_a_symbol_is_noticed() -> None:
 @pytest.mark.sampled(4)
 @each
 def test_latex_is_balanced(arch: str, index: int) -> None:
-    _, found = read(arch, index)
-    for latex in (found.latex, *(term.latex for term in found.phases)):
+    _, result = read(arch, index)
+    for latex in (result.latex, *(term.latex for term in result.phases)):
         assert latex
         assert latex.count("{") == latex.count("}")
         assert latex.count(r"\left") == latex.count(r"\right")
-    assert found.latex.startswith("T = ")
+    assert result.latex.startswith("T = ")
 
 
 def test_formulas_survive_json() -> None:
-    _, found = read("allreduce", 0)
-    again = msgspec.convert(json.loads(json.dumps(found.to_dict())), formulas.Formula)
-    assert again == found
+    _, result = read("allreduce", 0)
+    again = msgspec.convert(json.loads(json.dumps(result.to_dict())), formulas.Formula)
+    assert again == result
 
 
 def test_an_all_reduce_formula_by_hand() -> None:
     """All-reduce after backward, by hand; and what its symbols mean."""
-    found = formulas.of_architecture("ring", {"overlap": False})
-    assert found.architecture == "ring"
-    names_ = {row.symbol: sympy.Symbol(row.symbol) for row in found.legend}
-    said = {term.name: sympy.sympify(term.text, locals=names_) for term in found.phases}
+    result = formulas.of_architecture("ring", {"overlap": False})
+    assert result.architecture == "ring"
+    names_ = {row.symbol: sympy.Symbol(row.symbol) for row in result.legend}
+    message = {term.name: sympy.sympify(term.text, locals=names_) for term in result.phases}
     expected = {
         "compute": "F + G + O",
         "wait for the slowest": "(S_N - 1)*(F + G + O)",
         "all-reduce": "2*(N - 1)*alpha + 2*(N - 1)/N*M/B",
     }
-    assert set(said) == set(expected)
+    assert set(message) == set(expected)
     for name, text in expected.items():
-        assert sympy.simplify(said[name] - sympy.sympify(text, locals=names_)) == 0
-    assert found.text == "T = (compute) + (wait for the slowest) + (all-reduce)"
-    assert [row.symbol for row in found.legend] == [*"NB", "alpha", *"FGOM", "S_N"]
-    assert found.legend[-1].meaning == (
+        assert sympy.simplify(message[name] - sympy.sympify(text, locals=names_)) == 0
+    assert result.text == "T = (compute) + (wait for the slowest) + (all-reduce)"
+    assert [row.symbol for row in result.legend] == [*"NB", "alpha", *"FGOM", "S_N"]
+    assert result.legend[-1].meaning == (
         "time of the slowest of N workers relative to the mean; 1 without jitter"
     )
 
 
 def test_numbers_are_shown_without_extra_digits() -> None:
-    found = formulas.of_architecture("gosgd", {"probability": 0.5, "merge_per_model_s": 0.1})
-    assert {term.name: term.text for term in found.phases}["merge"] == "0.05"
+    result = formulas.of_architecture("gosgd", {"probability": 0.5, "merge_per_model_s": 0.1})
+    assert {term.name: term.text for term in result.phases}["merge"] == "0.05"
 
 
 def test_order_statistics_are_explained_in_the_legend() -> None:

@@ -47,8 +47,8 @@ def test_micro_batches_at_which_computing_takes_longer_than_the_bubble():
 @pytest.mark.slow
 def test_jobs_of_replicas_are_compared_over_workers():
     ring, ps = (pm.make_job(**{**GPT, "arch": arch}) for arch in ("ring", "ps"))
-    found = crossovers.between(ring, ps, "bandwidth_bytes_per_s", ("ring", "ps"))
-    for crossover in found:
+    result = crossovers.between(ring, ps, "bandwidth_bytes_per_s", ("ring", "ps"))
+    for crossover in result:
         assert {crossover.below, crossover.above} == {"ring", "ps"}
 
 
@@ -68,10 +68,10 @@ def test_jobs_of_replicas_are_compared_over_workers():
 )
 def test_numbers_of_replicas_are_found(variable, aim, launches, holds, value):
     made = pm.make_job(**GPT, micro_batches=4, launches=launches)
-    found = pm.require(variable, aim, made)
-    assert found.values.holds == holds
+    result = pm.require(variable, aim, made)
+    assert result.values.holds == holds
     name = {"stages": "pipeline"}.get(variable, variable.replace("-", "_"))
-    at = found.values.value
+    at = result.values.value
     if value is not None:
         assert at == value
     wanted = pm.Aim.parse(aim)
@@ -201,16 +201,18 @@ def test_long_sequences_may_be_divided_further():
     ],
 )
 def test_every_command_answers(words, says):
-    verb, *rest = shlex.split(words)
-    result = CliRunner().invoke(cli, [verb, *WORDS, *rest])
+    verb, *others = shlex.split(words)
+    result = CliRunner().invoke(cli, [verb, *WORDS, *others])
     assert result.exit_code == 0, result.exception
     assert says in result.output
 
 
 @pytest.mark.parametrize("words", ["plan --pipeline 2", "predict --pipeline 2 --island-devices 2"])
 def test_other_commands_refuse_in_one_line(words):
-    verb, *rest = shlex.split(words)
-    result = CliRunner().invoke(cli, [verb, "--model", "gpt2-small", *rest], standalone_mode=False)
+    verb, *others = shlex.split(words)
+    result = CliRunner().invoke(
+        cli, [verb, "--model", "gpt2-small", *others], standalone_mode=False
+    )
     assert result.exit_code != 0
     assert isinstance(result.exception, (InputError, click.UsageError))
     assert "\n" not in str(result.exception)

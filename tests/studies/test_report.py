@@ -54,10 +54,10 @@ def test_the_scaling_curve_passes_through_the_prediction(found: Report) -> None:
 
 def test_the_scaling_curve_keeps_enough_workers_for_a_straggler() -> None:
     straggler = (Straggler(2, 2.0),)
-    found = report(**JOB, stragglers=straggler, fidelity="coarse")
-    assert [each.workers for each in found.scaling] == [3, 4]
-    assert found.coarse is None
-    assert found.scaling[0].fine_samples_per_s is None
+    result = report(**JOB, stragglers=straggler, fidelity="coarse")
+    assert [each.workers for each in result.scaling] == [3, 4]
+    assert result.coarse is None
+    assert result.scaling[0].fine_samples_per_s is None
 
 
 def test_the_job_file_reproduces_the_job(found: Report, tmp_path: Path) -> None:
@@ -84,10 +84,10 @@ def test_jobs_made_of_objects_have_no_job_file() -> None:
 
 def test_the_scaling_curve_keeps_a_global_batch() -> None:
     given = {**JOB, "workers": 2, "global_batch_size": 32}
-    found = report(**given, fidelity="coarse")
-    assert found.prediction.batch_size == 16
+    result = report(**given, fidelity="coarse")
+    assert result.prediction.batch_size == 16
     four = predict(make_job(**{**JOB, "workers": 4, "batch_size": 8}), fidelity="coarse")
-    rates = {each.workers: each.coarse_samples_per_s for each in found.scaling}
+    rates = {each.workers: each.coarse_samples_per_s for each in result.scaling}
     assert rates[4] == four.throughput_samples_per_s
 
 
@@ -101,9 +101,9 @@ def test_the_command_of_a_page_names_a_configuration_that_counts(
     monkeypatch.setenv("PERFMODEL_CONFIG", str(config))
     words = ["report", "--model", "resnet18", "--fidelity", "coarse", "--json", "--output"]
     done = CliRunner().invoke(cli, [*words, str(tmp_path / "report.html")], catch_exceptions=False)
-    said = json.loads(done.stdout)
-    assert said["prediction"]["workers"] == 2
-    assert said["command"].startswith(f"PERFMODEL_CONFIG={config} perfmodel report --model")
+    message = json.loads(done.stdout)
+    assert message["prediction"]["workers"] == 2
+    assert message["command"].startswith(f"PERFMODEL_CONFIG={config} perfmodel report --model")
 
 
 @pytest.mark.slow
@@ -113,12 +113,12 @@ def test_the_command_writes_a_page_that_shows_its_command(tmp_path: Path) -> Non
     flags = ["report", "--model", "resnet18", "--arch", "ring", "--workers", "2", "--fidelity"]
     first = CliRunner().invoke(cli, [*flags, "coarse", "--output", str(path), "--json"])
     assert first.exit_code == 0, first.output
-    said = json.loads(first.stdout)
-    assert said["command"].startswith("perfmodel report --model resnet18")
-    words = shlex.split(said["command"].replace(str(path), str(again)))
+    message = json.loads(first.stdout)
+    assert message["command"].startswith("perfmodel report --model resnet18")
+    words = shlex.split(message["command"].replace(str(path), str(again)))
     second = CliRunner().invoke(cli, words[1:])
     assert second.exit_code == 0, second.output
-    assert json.loads(second.stdout)["prediction"] == said["prediction"]
+    assert json.loads(second.stdout)["prediction"] == message["prediction"]
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 

@@ -55,10 +55,10 @@ def test_the_aim_is_just_met(
     variable: str, aim: str, step: float, arguments: dict[str, Any]
 ) -> None:
     """One step inside the aim is met, one step outside it is not."""
-    found = require(variable, aim, dataset_size=10_000, **arguments)
-    value, wanted = found.values.value, Aim.parse(aim)
+    result = require(variable, aim, dataset_size=10_000, **arguments)
+    value, wanted = result.values.value, Aim.parse(aim)
     assert value is not None
-    sign = -1 if found.values.holds == "up to" else 1
+    sign = -1 if result.values.holds == "up to" else 1
     inside, outside = (
         value + sign * step * n if step == 1 else value * (1 + sign * step * n) for n in (0.5, -1)
     )
@@ -77,14 +77,14 @@ def test_a_ring_by_hand() -> None:
     """A ring of 4 sends 2 * 3 / 4 of 8 bytes after 6 s of computing: 12 s a step at 2 bytes/s."""
     where = cluster(1.0)
     work = workload([2.0], [4.0], [8.0])
-    found = require(
+    result = require(
         "bandwidth", "step<12", workload=work, cluster=where, workers=4, arch="allreduce",
         options=WHOLE,
     )  # fmt: skip
-    assert found.values.holds == "from"
-    assert found.values.low == pytest.approx(2.0, rel=1e-6)
-    assert not found.met_now
-    assert found.prediction.iteration_s == pytest.approx(12.0)
+    assert result.values.holds == "from"
+    assert result.values.low == pytest.approx(2.0, rel=1e-6)
+    assert not result.met_now
+    assert result.prediction.iteration_s == pytest.approx(12.0)
     idle = require(
         "bandwidth", "idle<0.2", workload=work, cluster=where, workers=4, arch="allreduce",
         options=WHOLE,
@@ -94,9 +94,9 @@ def test_a_ring_by_hand() -> None:
 
 def test_a_formula_gives_the_same_value() -> None:
     arguments = {**V100, "arch": "allreduce", "workers": 16, "options": WHOLE, "cluster": ETHERNET}
-    found = require("bandwidth", "scaling>0.9", **arguments)
-    assert found.formula is not None
-    left, right = found.formula.split(" = ")
+    result = require("bandwidth", "scaling>0.9", **arguments)
+    assert result.formula is not None
+    left, right = result.formula.split(" = ")
     assert left == "B"
     job = make_job(**arguments)
     step_s = job.workload.compute_s / 0.9
@@ -108,7 +108,7 @@ def test_a_formula_gives_the_same_value() -> None:
         "O": work.optimizer_s, "alpha": nic.latency_s, "T": step_s, "S_N": 1.0,
     }  # fmt: skip
     bandwidth = expression.subs({s: values[str(s)] for s in expression.free_symbols})
-    assert found.values.low == pytest.approx(float(bandwidth) / nic.efficiency, rel=0.01)
+    assert result.values.low == pytest.approx(float(bandwidth) / nic.efficiency, rel=0.01)
 
 
 @pytest.mark.sampled(3)
@@ -135,7 +135,7 @@ def test_the_period_that_a_slow_link_needs(
     for them, so 180 steps have just enough. With int8 a quarter is enough. Two fragments hide 4.5 s
     each."""
     work = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0], optimizer_s=0.5)
-    found = require(
+    result = require(
         "period",
         "step<5",
         workload=work,
@@ -144,14 +144,14 @@ def test_the_period_that_a_slow_link_needs(
         arch="diloco",
         options={"algorithm": "ring", **options},
     )
-    assert (found.values.low, found.formula) == (least, formula)
+    assert (result.values.low, result.formula) == (least, formula)
 
 
 @pytest.mark.slow
 def test_surely_is_stricter_than_possibly() -> None:
-    found = require("bandwidth", "throughput>2000", workers=16, arch="ring", **V100)
+    result = require("bandwidth", "throughput>2000", workers=16, arch="ring", **V100)
     surely, value, possibly = (
-        each.low or 0 for each in (found.surely, found.values, found.possibly)
+        each.low or 0 for each in (result.surely, result.values, result.possibly)
     )
     assert surely > value > possibly
 
@@ -161,8 +161,8 @@ def test_surely_is_stricter_than_possibly() -> None:
 def test_the_worse_end_of_the_interval_meets_the_aim_at_the_sure_value(sign: str) -> None:
     """At the sure value even the worse end of the interval meets the aim."""
     arguments = {**V100, "arch": "ring", "batch_size": 32}
-    found = require("workers", f"throughput{sign}2000", **arguments)
-    value = found.surely.value
+    result = require("workers", f"throughput{sign}2000", **arguments)
+    value = result.surely.value
     assert value is not None
     interval = answered("workers", int(value), **arguments).interval
     assert interval is not None
@@ -171,38 +171,38 @@ def test_the_worse_end_of_the_interval_meets_the_aim_at_the_sure_value(sign: str
 
 
 def test_an_unreachable_aim_is_reported() -> None:
-    found = require("bandwidth", "scaling>0.9", arch="ps", workers=64, **V100)
-    assert found.values.holds == "never"
-    assert found.values.value is None
-    assert found.text.startswith("no value of bandwidth meets scaling > 0.9: the closest is")
-    assert "because" in found.text
+    result = require("bandwidth", "scaling>0.9", arch="ps", workers=64, **V100)
+    assert result.values.holds == "never"
+    assert result.values.value is None
+    assert result.text.startswith("no value of bandwidth meets scaling > 0.9: the closest is")
+    assert "because" in result.text
 
 
 def test_an_aim_met_everywhere_is_reported() -> None:
-    found = require("bandwidth", "throughput>0.001", arch="ring", workers=4, **V100)
-    assert found.values.holds == "always"
-    assert "is met at every value of bandwidth from" in found.text
+    result = require("bandwidth", "throughput>0.001", arch="ring", workers=4, **V100)
+    assert result.values.holds == "always"
+    assert "is met at every value of bandwidth from" in result.text
 
 
 def test_impossible_values_are_left_out() -> None:
     """Backup workers leave at least one to wait for, and 8 nodes of one device hold 8 workers."""
     where = cluster(1.0, nodes=8)
-    found = require(
+    result = require(
         "workers", "step<1e9", workload=workload([2.0], [4.0], [8.0]), cluster=where, workers=4,
         arch="bsp", options={"backup_workers": 2, "servers": 1},
     )  # fmt: skip
-    assert found.values.holds == "always"
-    assert "from 3 to 8" in found.text or "from 3 to 7" in found.text
+    assert result.values.holds == "always"
+    assert "from 3 to 8" in result.text or "from 3 to 7" in result.text
 
 
 @pytest.mark.slow
 def test_the_command_prints_the_library_result() -> None:
     words = ["require", "bandwidth", "--to", "scaling>0.9", "--model", "resnet50"]
     words += ["--device", "v100", "--arch", "ring", "--workers", "16"]
-    found = require("bandwidth", "scaling>0.9", arch="ring", workers=16, **V100)
+    result = require("bandwidth", "scaling>0.9", arch="ring", workers=16, **V100)
     printed = CliRunner().invoke(cli, [*words, "--json"])
-    assert json.loads(printed.stdout) == json.loads(json.dumps(found.to_dict()))
-    assert found.text in " ".join(CliRunner().invoke(cli, words).stdout.split())
+    assert json.loads(printed.stdout) == json.loads(json.dumps(result.to_dict()))
+    assert result.text in " ".join(CliRunner().invoke(cli, words).stdout.split())
 
 
 @pytest.mark.parametrize(

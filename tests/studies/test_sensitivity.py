@@ -45,10 +45,12 @@ CASES: dict[str, list[tuple[Any, dict[str, Any]]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_an_alternative_equals_the_job_with_that_value(found: Sensitivity, name: str) -> None:
     alternatives = effect(found, name).alternatives
-    assert sorted(each.value for each in alternatives) == [value for value, _ in CASES[name]]
+    assert sorted(alternative.value for alternative in alternatives) == [
+        value for value, _ in CASES[name]
+    ]
     now = found.prediction.throughput_samples_per_s
     for value, changes in CASES[name]:
-        one = next(each for each in alternatives if each.value == value)
+        one = next(alternative for alternative in alternatives if alternative.value == value)
         assert one.throughput_samples_per_s == pytest.approx(rate(**changes), rel=1e-9)
         assert one.ratio == pytest.approx(rate(**changes) / now, rel=1e-9)
 
@@ -61,14 +63,14 @@ def test_canary_another_value_has_another_throughput(found: Sensitivity) -> None
 def test_the_largest_effect_comes_first(found: Sensitivity) -> None:
     swings = [each.swing for each in found.effects]
     assert swings == sorted(swings, reverse=True)
-    ratios = [other.ratio for other in found.effects[0].alternatives]
+    ratios = [alternative.ratio for alternative in found.effects[0].alternatives]
     assert swings[0] == max(abs(math.log(ratio)) for ratio in ratios) > 0.0
 
 
 def test_every_assumption_has_an_alternative_or_a_reason(found: Sensitivity) -> None:
-    said = {each.assumption for each in found.effects}
-    assert {a.name for a in said - set(found.prediction.assumptions)} == {"compute time"}
-    assert said >= set(found.prediction.assumptions)
+    message = {each.assumption for each in found.effects}
+    assert {a.name for a in message - set(found.prediction.assumptions)} == {"compute time"}
+    assert message >= set(found.prediction.assumptions)
     assert all(bool(each.alternatives) != bool(each.unvaried) for each in found.effects)
     assert effect(found, "jitter").unvaried == "cannot be halved or doubled"
     rows = found.rows()
@@ -82,7 +84,7 @@ def test_a_default_cluster_is_an_assumption_without_alternatives() -> None:
 
 
 def test_an_efficiency_is_at_most_one(found: Sensitivity) -> None:
-    values = [each.value for each in effect(found, "efficiency").alternatives]
+    values = [alternative.value for alternative in effect(found, "efficiency").alternatives]
     assert values == [pytest.approx(0.9415 / 2.0), 1.0]
 
 
@@ -94,42 +96,42 @@ def test_a_given_cluster_is_not_an_assumption() -> None:
 
 def test_assumptions_of_islands_are_those_of_their_devices() -> None:
     given = {**JOB, "workers": 2, "island_devices": 4}
-    found = sensitivity(**given)
+    result = sensitivity(**given)
     for name, argument in (("bandwidth", "bandwidth_bytes_per_s"), ("batch_size", "batch_size")):
-        for other in effect(found, name).alternatives:
-            job = make_job(**given, **{argument: other.value})
+        for alternative in effect(result, name).alternatives:
+            job = make_job(**given, **{argument: alternative.value})
             same = predict(job, fidelity="coarse").throughput_samples_per_s
-            assert other.throughput_samples_per_s == pytest.approx(same, rel=1e-9)
+            assert alternative.throughput_samples_per_s == pytest.approx(same, rel=1e-9)
 
 
 def test_given_values_are_not_assumptions() -> None:
-    found = sensitivity(**JOB, bandwidth_bytes_per_s=1e9, options={"servers": 4})
-    names = {each.assumption.name for each in found.effects}
+    result = sensitivity(**JOB, bandwidth_bytes_per_s=1e9, options={"servers": 4})
+    names = {each.assumption.name for each in result.effects}
     assert {"bandwidth", "servers"}.isdisjoint(names)
-    low, _ = effect(found, "latency").alternatives
+    low, _ = effect(result, "latency").alternatives
     same = rate(bandwidth_bytes_per_s=1e9, latency_s=12.5e-6, options={"servers": 4})
     assert low.throughput_samples_per_s == pytest.approx(same, rel=1e-9)
 
 
 def test_an_impossible_alternative_is_left_out_with_its_reason() -> None:
-    found = sensitivity(**JOB, options={"compression": "dgc"})
-    switch = effect(found, "local_aggregation")
+    result = sensitivity(**JOB, options={"compression": "dgc"})
+    switch = effect(result, "local_aggregation")
     assert switch.alternatives == ()
     assert switch.unvaried.startswith("True: local_aggregation: cannot be combined")
 
 
 def test_simulations_are_compared_with_a_simulation() -> None:
     small = {"model": "resnet18", "arch": "ps", "workers": 2}
-    found = sensitivity(**small, fidelity="fine")
-    assert found.prediction.fidelity == "fine"
-    switched = effect(found, "overlap").alternatives[0]
+    result = sensitivity(**small, fidelity="fine")
+    assert result.prediction.fidelity == "fine"
+    switched = effect(result, "overlap").alternatives[0]
     again = predict(make_job(**small, options={"overlap": False}))
     assert switched.throughput_samples_per_s == again.throughput_samples_per_s
 
 
 def test_an_estimated_compute_time_is_an_assumption_too() -> None:
-    found = sensitivity(model="resnet18", device="a100", arch="ring", workers=1)
-    half, double = effect(found, "compute time").alternatives
+    result = sensitivity(model="resnet18", device="a100", arch="ring", workers=1)
+    half, double = effect(result, "compute time").alternatives
     assert (half.ratio, double.ratio) == (pytest.approx(2.0), pytest.approx(0.5))
     measured = sensitivity(model="resnet18", arch="ring", workers=1)
     assert not [e for e in measured.effects if e.assumption.name == "compute time"]

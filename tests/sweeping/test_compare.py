@@ -80,9 +80,9 @@ def test_canary_a_missing_part_is_noticed(cause: str) -> None:
     if cause == "compute":
         broken = msgspec.structs.replace(p, compute_s=0.9 * p.compute_s)
     else:
-        rest = {c: part for c, part in p.idle_fraction.by_cause.items() if c != cause}
-        assert len(rest) < len(p.idle_fraction.by_cause)
-        idle = msgspec.structs.replace(p.idle_fraction, by_cause=rest)
+        others = {c: part for c, part in p.idle_fraction.by_cause.items() if c != cause}
+        assert len(others) < len(p.idle_fraction.by_cause)
+        idle = msgspec.structs.replace(p.idle_fraction, by_cause=others)
         broken = msgspec.structs.replace(p, idle_fraction=idle)
     assert unaccounted(broken) == ["iteration", "throughput"]
 
@@ -97,8 +97,8 @@ def test_each_cause_has_words_and_a_colour() -> None:
 
 def test_a_faster_network_by_hand() -> None:
     """4 s computing and 3 bytes: 3 s at 1 byte/s, 1 s at 3 bytes/s; 7 s instead of 5 s."""
-    found = compare([ring(1.0), ring(3.0)], ["slow", "fast"])
-    assert found.text == [
+    result = compare([ring(1.0), ring(3.0)], ["slow", "fast"])
+    assert result.text == [
         "fast is 40% faster than slow: an iteration takes 5 s instead of 7 s; the whole difference "
         "is waiting for the network (busiest: link out of node 0, 43% in use)"
     ]
@@ -111,8 +111,8 @@ def test_a_straggler_by_hand() -> None:
     At 1 byte/s instead of 3 the network takes 3 s instead of 1 s: 9 s and 7 s.
     """
     lame = ring(3.0, stragglers=[Straggler(0, 2.0)])
-    found = compare([lame, ring(1.0)], ["lame", "slow"])
-    assert found.text == [
+    result = compare([lame, ring(1.0)], ["lame", "slow"])
+    assert result.text == [
         "slow is 28.6% faster than lame: an iteration takes 7 s instead of 9 s; the 2 s "
         "difference is 2 s more computing, 2 s more waiting for another worker and 2 s less "
         "waiting for the network"
@@ -127,9 +127,9 @@ def test_large_ratios_are_given_as_factors() -> None:
 
 def test_other_numbers_of_workers_are_compared_per_sample_by_hand() -> None:
     """8 samples in 7 s, 16 in 8.5 s: 0.875 s and 0.53125 s each."""
-    found = compare([ring(), ring(workers=4)], ["two", "four"])
-    assert found.per_sample
-    assert found.text == [
+    result = compare([ring(), ring(workers=4)], ["two", "four"])
+    assert result.per_sample
+    assert result.text == [
         "four is 1.65 times as fast as two: all workers together need 531.2 ms instead of 875 ms "
         "per sample (global batches are 16 and 8 samples; iterations take 8.5 s and 7 s); the "
         "343.8 ms difference is 250 ms more computing and 93.75 ms more waiting for the network "
@@ -138,10 +138,10 @@ def test_other_numbers_of_workers_are_compared_per_sample_by_hand() -> None:
 
 
 def test_equal_jobs_are_equally_fast() -> None:
-    found = compare([ring(), ring()])
-    assert found.names == ("job", "job (2)")
-    assert found.text == ["job and job (2) are equally fast"]
-    assert found.differing == ({}, {})
+    result = compare([ring(), ring()])
+    assert result.names == ("job", "job (2)")
+    assert result.text == ["job and job (2) are equally fast"]
+    assert result.differing == ({}, {})
 
 
 def test_a_difference_within_the_confidence_intervals_counts_as_equal() -> None:
@@ -155,11 +155,11 @@ def test_a_difference_within_the_confidence_intervals_counts_as_equal() -> None:
 def test_a_difference_within_the_error_of_coarse_predictions_counts_as_equal() -> None:
     """Asynchronous workers on links of 1 and of 1.001 bytes/s."""
     jobs = [job(WORK, cluster(rate), 4, "ps", {"sync": "asp"}) for rate in (1.0, 1.001)]
-    found = compare(jobs, ["a", "b"], fidelity="coarse")
-    band = found.predictions[0].error_band
+    result = compare(jobs, ["a", "b"], fidelity="coarse")
+    band = result.predictions[0].error_band
     assert band is not None
     assert band.p90 is not None
-    assert found.text == [f"b and a are equally fast within their uncertainty (± {band.p90:.1%})"]
+    assert result.text == [f"b and a are equally fast within their uncertainty (± {band.p90:.1%})"]
 
 
 def test_stale_gradients_are_mentioned() -> None:
@@ -168,11 +168,11 @@ def test_stale_gradients_are_mentioned() -> None:
         job(WORK, cluster(100.0), 3, "ps", {"sync": sync}, stragglers=[Straggler(0, 2.0)])
         for sync in ("bsp", "asp")
     )
-    found = compare([bsp, asp], ["bsp", "asp"])
-    stale = found.predictions[1].staleness
+    result = compare([bsp, asp], ["bsp", "asp"])
+    stale = result.predictions[1].staleness
     assert stale is not None
     assert stale.mean == pytest.approx(2.0, rel=0.01)
-    assert found.text[-1] == (
+    assert result.text[-1] == (
         f"throughput is not progress: mean gradient staleness is {stale.mean:.3g} updates with asp "
         "and 0 with bsp"
     )
@@ -229,8 +229,8 @@ def test_only_differing_inputs_are_listed(
     one: dict[str, Any], other: dict[str, Any], expected: dict[str, tuple[Any, Any]]
 ) -> None:
     base = {"model": "resnet18", "workers": 3}
-    found = compare([make_job(**{**base, **one}), make_job(**{**base, **other})], rel_ci=0.5)
-    rows = found.differing
+    result = compare([make_job(**{**base, **one}), make_job(**{**base, **other})], rel_ci=0.5)
+    rows = result.differing
     assert {name: (rows[0][name], rows[1][name]) for name in rows[0]} == expected
 
 
@@ -250,8 +250,8 @@ def test_names_are_made_of_differing_inputs() -> None:
 
 
 def test_a_row_adds_up() -> None:
-    found = compare([ring(stragglers=[Straggler(1, 1.5)]), job(WORK, cluster(), 2, "ps")])
-    frame = found.to_frame()
+    result = compare([ring(stragglers=[Straggler(1, 1.5)]), job(WORK, cluster(), 2, "ps")])
+    frame = result.to_frame()
     idle = [name for name in frame if name.startswith("idle_") and name.endswith("_s")]
     assert idle == ["idle_network_s", "idle_straggler_s"]
     total = frame["compute_s"] + frame[idle].sum(axis=1)
@@ -261,9 +261,9 @@ def test_a_row_adds_up() -> None:
 
 def test_given_predictions_are_used_unchanged() -> None:
     predictions = [predict(ring(1.0)), predict(ring(3.0))]
-    found = compare(predictions)
-    assert found.predictions == tuple(predictions)
-    assert found == compare([ring(1.0), predictions[1]])
+    result = compare(predictions)
+    assert result.predictions == tuple(predictions)
+    assert result == compare([ring(1.0), predictions[1]])
 
 
 @pytest.mark.parametrize(
@@ -284,14 +284,14 @@ def test_invalid_comparisons_are_refused(count: int, names: list[str] | None, sa
 @pytest.mark.draws
 def test_the_bars_of_a_figure_are_as_long_as_the_iterations() -> None:
     pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
-    found = compare([ring(1.0, stragglers=[Straggler(1, 1.5)]), ring(3.0)], ["a", "b"])
-    drawing = found.plot()
-    ends = {row: end for row, _, end in bars(found)}
-    assert sorted(ends.values()) == pytest.approx(sorted(p.iteration_s for p in found.predictions))
+    result = compare([ring(1.0, stragglers=[Straggler(1, 1.5)]), ring(3.0)], ["a", "b"])
+    drawing = result.plot()
+    ends = {row: end for row, _, end in bars(result)}
+    assert sorted(ends.values()) == pytest.approx(sorted(p.iteration_s for p in result.predictions))
     labels = [text.get_text() for text in drawing.legends[0].get_texts()]
     assert labels == ["compute", "network", "straggler", "90 % interval"]
     assert "time per sample" in compare([ring(), ring(workers=4)]).plot().axes[0].get_xlabel()
-    assert found.to_image("svg").startswith(b"<?xml")
+    assert result.to_image("svg").startswith(b"<?xml")
 
 
 # -- two predictions of one job ----------------------------------------------------------------
@@ -325,13 +325,13 @@ PREDICT = "predict --model resnet50 --device v100 --arch ps --workers 8 --cluste
 
 @pytest.mark.slow
 def test_both_fidelities_and_their_difference() -> None:
-    found = json.loads(run(f"{PREDICT} --sync asp --rel-ci 5% --fidelity both --json")[0])
+    result = json.loads(run(f"{PREDICT} --sync asp --rel-ci 5% --fidelity both --json")[0])
     made = make_job(model="resnet50", device="v100", cluster="ethernet-10g", arch="asp", workers=8)
     fine, coarse = predict(made, rel_ci=0.05), predict(made, fidelity="coarse")
-    assert list(found) == ["fine", "coarse", "difference_fraction"]
-    assert found["fine"]["iteration_s"] == fine.iteration_s
-    assert found["coarse"]["iteration_s"] == coarse.iteration_s
-    assert found["difference_fraction"] == differences(fine, coarse)
+    assert list(result) == ["fine", "coarse", "difference_fraction"]
+    assert result["fine"]["iteration_s"] == fine.iteration_s
+    assert result["coarse"]["iteration_s"] == coarse.iteration_s
+    assert result["difference_fraction"] == differences(fine, coarse)
     text, _ = run(f"{PREDICT} --sync asp --rel-ci 5% --fidelity both")
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
     change = coarse.throughput_samples_per_s / fine.throughput_samples_per_s - 1
@@ -374,14 +374,14 @@ def called(**fields: Any) -> Comparison:
 
 
 def test_the_command_equals_the_library_call() -> None:
-    found, said = run(f"{COMMAND} --arch ring,ps --json")
-    assert json.loads(found) == called().to_dict()
-    assert said == ""
+    result, message = run(f"{COMMAND} --arch ring,ps --json")
+    assert json.loads(result) == called().to_dict()
+    assert message == ""
 
 
 def test_the_table_has_a_column_for_each_job_and_ends_in_sentences() -> None:
-    text, said = run(f"{COMMAND} --arch ring,ps --servers 2")
-    assert said == "note: servers does not apply to ring and is ignored there\n"
+    text, message = run(f"{COMMAND} --arch ring,ps --servers 2")
+    assert message == "note: servers does not apply to ring and is ignored there\n"
     lines = text.splitlines()
     assert lines[0] == "vgg16, v100, batch 16, 4 workers"
     assert lines[1].split() == ["ring", "ps"]
@@ -394,10 +394,10 @@ def test_job_files_are_compared_by_their_names(tmp_path: Path) -> None:
             f'schema = "perfmodel.job/1"\nmodel = "resnet18"\narch = "{arch}"\n'
         )
     files = f"--job {tmp_path / 'old.toml'} --job {tmp_path / 'new.toml'}"
-    found = json.loads(run(f"compare {files} --workers 2 --json")[0])
-    assert [row["job"] for row in found["rows"]] == ["old", "new"]
-    found = json.loads(run(f"compare {files} --workers 2,3 --json")[0])
-    assert [row["job"] for row in found["rows"]] == [
+    result = json.loads(run(f"compare {files} --workers 2 --json")[0])
+    assert [row["job"] for row in result["rows"]] == ["old", "new"]
+    result = json.loads(run(f"compare {files} --workers 2,3 --json")[0])
+    assert [row["job"] for row in result["rows"]] == [
         "old, 2 workers",
         "old, 3 workers",
         "new, 2 workers",
@@ -406,9 +406,9 @@ def test_job_files_are_compared_by_their_names(tmp_path: Path) -> None:
 
 
 def test_an_impossible_job_is_left_out_and_reported(tmp_path: Path) -> None:
-    found, said = run(f"{COMMAND} --arch ring,ps,p2p --global-batch-size 64,63 --json")
-    assert len(json.loads(found)["rows"]) == 3
-    assert said == (
+    result, message = run(f"{COMMAND} --arch ring,ps,p2p --global-batch-size 64,63 --json")
+    assert len(json.loads(result)["rows"]) == 3
+    assert message == (
         "skipped 3 jobs (the first: global batch 63, ring): "
         "global_batch_size: 63 samples cannot be split evenly among 4 workers\n"
     )

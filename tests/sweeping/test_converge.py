@@ -99,9 +99,9 @@ def test_divergence_is_reported_with_its_update() -> None:
 
 def test_if_all_diverge_none_reaches_the_target() -> None:
     wild = TrainingSetup(epochs=1.0, optimizer=Optimizer(learning_rate=50.0, momentum=0.9))
-    found = converge(wild, seeds=1, processes=1, arch="ring", **JOB)
-    assert found.rows()[0]["reached"] == 0
-    assert found.first is None
+    result = converge(wild, seeds=1, processes=1, arch="ring", **JOB)
+    assert result.rows()[0]["reached"] == 0
+    assert result.first is None
 
 
 def test_noise_is_measured_on_request(found: Convergence) -> None:

@@ -122,8 +122,8 @@ def begun(table: Path, *more: str) -> subprocess.Popen[str]:
 
 def ended(client: subprocess.Popen[str]) -> tuple[int, str]:
     """Exit code and standard error of a command after it has ended."""
-    _, said = client.communicate(timeout=3 * PATIENCE_S)
-    return client.returncode, said
+    _, message = client.communicate(timeout=3 * PATIENCE_S)
+    return client.returncode, message
 
 
 def shards(folder: Path) -> list[Path]:
@@ -157,8 +157,8 @@ def test_a_scheduler_that_stops_gives_one_line(
     client = begun(table, "--dask", dask.address, "--resume", str(folder))
     until(lambda: len(shards(folder)) >= 4)
     dask.scheduler.kill()
-    said = "perfmodel: error: work was cancelled: the scheduler stopped or dropped it\n"
-    assert ended(client) == (2, said)
+    message = "perfmodel: error: work was cancelled: the scheduler stopped or dropped it\n"
+    assert ended(client) == (2, message)
     again = begun(table, "--resume", str(folder), "--jobs", "2")
     assert ended(again) == (0, f"wrote {table}\n")
     assert table.read_bytes() == expected
@@ -182,11 +182,11 @@ def test_an_interrupt_leaves_the_cluster_free(dask: Cluster, tmp_path: Path) -> 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "127.0.0.1:1", "x://y", "nowhere", ""])
 def test_a_dead_scheduler_gives_one_line_within_ten_seconds(address: str, tmp_path: Path) -> None:
     begin = time.monotonic()
-    code, said = ended(begun(tmp_path / "table.csv", "--dask", address))
+    code, message = ended(begun(tmp_path / "table.csv", "--dask", address))
     assert time.monotonic() - begin < 10.0
     assert code == 2
-    assert said.startswith(f"perfmodel: error: --dask: no Dask scheduler at {address!r}: ")
-    assert said.count("\n") == 1
+    assert message.startswith(f"perfmodel: error: --dask: no Dask scheduler at {address!r}: ")
+    assert message.count("\n") == 1
 
 
 def test_workers_of_another_version_give_one_line(
@@ -227,5 +227,5 @@ def test_errors_that_tornado_logs_are_not_shown(
 def test_an_executor_of_a_dask_client_can_be_used(dask: Cluster) -> None:
     asked = {"model": "resnet18", "arch": ["ring", "easgd"], "workers": [1, 2, 4], "jitter": 0.1}
     with Client(dask.address, set_as_default=False) as client:
-        found = sweep(**asked, executor=client.get_executor())
-    assert found.predictions == sweep(**asked).predictions
+        result = sweep(**asked, executor=client.get_executor())
+    assert result.predictions == sweep(**asked).predictions

@@ -128,8 +128,8 @@ def test_predictions_from_many_threads_equal_those_of_one() -> None:
 @pytest.mark.slow
 def test_inputs_and_results_can_be_pickled() -> None:
     job = make_job(workload=WORK, cluster=cluster(), arch="easgd", workers=4)
-    found = sweep(**MIXED)
-    for value in (job, predict(job), found, plan(**PLAN, fidelity="coarse")):
+    result = sweep(**MIXED)
+    for value in (job, predict(job), result, plan(**PLAN, fidelity="coarse")):
         assert pickle.loads(pickle.dumps(value)) == value
     variants = evaluate(job, workers=[2, 4, 8])
     again = pickle.loads(pickle.dumps(variants))
@@ -181,11 +181,11 @@ def test_processes_give_the_same_sweep() -> None:
     with Processes(2) as pool:
         assert differences(sweep(**MIXED), sweep(**MIXED, executor=pool)) == []
         assert not pool.here
-        own = [child for child in children(os.getpid()) if child not in earlier]
+        mine = [child for child in children(os.getpid()) if child not in earlier]
         with pytest.raises(InputError, match=r"^a process ended unexpectedly; is there"):
             list(completed(pool, os._exit, [3]))
-    assert len(own) == 2
-    assert left(own) == []
+    assert len(mine) == 2
+    assert left(mine) == []
 
 
 def test_short_work_starts_no_process() -> None:
@@ -285,19 +285,19 @@ def test_work_of_another_installation_is_refused_without_unpickling() -> None:
 
 
 def test_jobs_are_sent_with_their_files_and_each_workload_once(tmp_path: Path) -> None:
-    own = tmp_path / "own.toml"
+    mine = tmp_path / "own.toml"
     text = (
         'schema = "perfmodel.cluster/1"\nname = "own"\nsource = {kind = "estimated", text = "x"}\n'
     )
-    own.write_text(text + '[nic]\nbandwidth_bytes_per_s = "3Gbps"\nlatency_s = "9us"\n')
-    job = make_job(model="resnet50", device="v100", cluster=own, workers=2)
+    mine.write_text(text + '[nic]\nbandwidth_bytes_per_s = "3Gbps"\nlatency_s = "9us"\n')
+    job = make_job(model="resnet50", device="v100", cluster=mine, workers=2)
     data = pickle.dumps(Task(predicted, Chunk((job,), PredictOptions())))
     many = tuple(
         make_job(workload=job.workload, cluster=job.cluster, workers=n) for n in range(1, 17)
     )
     together = pickle.dumps(Task(predicted, Chunk(many, PredictOptions())))
     assert len(together) < 4 * len(data) < 100_000
-    own.unlink()
+    mine.unlink()
     (answer,) = pickle.loads(data).run()
     assert answer.provenance.inputs["cluster"]["name"] == "own"
     assert answer.iteration_s == predict(job).iteration_s
@@ -361,8 +361,8 @@ def test_an_interrupted_sweep_leaves_finished_shards_and_no_process(
     begun: tuple[subprocess.Popen[str], Path], how: signal.Signals
 ) -> None:
     client, folder = begun
-    own = children(client.pid)
-    assert len(own) >= 2
+    mine = children(client.pid)
+    assert len(mine) >= 2
     client.send_signal(how)
     out, err = client.communicate(timeout=20.0)
     assert out == ""
@@ -370,7 +370,7 @@ def test_an_interrupted_sweep_leaves_finished_shards_and_no_process(
         assert (client.returncode, err) == (130, "\nperfmodel: interrupted\n")
     else:
         assert (client.returncode, err) == (-how, "")
-    assert left(own) == []
+    assert left(mine) == []
     there = len(list(folder.glob("0*")))
     assert 4 <= there < 64
     assert not list(folder.glob(".perfmodel*"))
@@ -401,12 +401,12 @@ def test_processes_end_with_a_killed_parent(how: signal.Signals, after_s: float)
         assert parent.stdout is not None
         assert parent.stdout.readline() == "started\n"
         time.sleep(after_s)
-        own = children(parent.pid)
+        mine = children(parent.pid)
         parent.send_signal(how)
         _, err = parent.communicate(timeout=20.0)  # ends when no process has the pipe any more
-    assert len(own) == 3
+    assert len(mine) == 3
     assert (parent.returncode, err) == (-how, "")
-    assert left(own) == []
+    assert left(mine) == []
 
 
 PREDICTING = """

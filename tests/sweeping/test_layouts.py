@@ -36,15 +36,15 @@ def links_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("links_apart")
 def test_every_layout_equals_its_prediction() -> None:
-    found = layouts(made(), tensor=(1, 2), pipeline=(2, 4), micro_batches=(1, 3, 6, *range(8, 60)),
+    result = layouts(made(), tensor=(1, 2), pipeline=(2, 4), micro_batches=(1, 3, 6, *range(8, 60)),
                     virtual_stages=(1, 2), schedule=())  # fmt: skip
-    assert len(found) > 200
-    for k in [*range(0, len(found), 29), len(found) - 1]:
-        one = pm.predict(found.job_of(k), fidelity="coarse")
-        assert found.step_s[k] == pytest.approx(one.iteration_s, rel=1e-9)
-        assert found.samples_per_s[k] == pytest.approx(one.throughput_samples_per_s, rel=1e-9)
+    assert len(result) > 200
+    for k in [*range(0, len(result), 29), len(result) - 1]:
+        one = pm.predict(result.job_of(k), fidelity="coarse")
+        assert result.step_s[k] == pytest.approx(one.iteration_s, rel=1e-9)
+        assert result.samples_per_s[k] == pytest.approx(one.throughput_samples_per_s, rel=1e-9)
         bubble = one.idle_fraction.by_cause.get("pipeline", 0.0)
-        assert found.bubble_fraction[k] == pytest.approx(bubble, abs=1e-9)
+        assert result.bubble_fraction[k] == pytest.approx(bubble, abs=1e-9)
 
 
 @pytest.mark.sampled(3)
@@ -53,10 +53,10 @@ def test_every_layout_equals_its_prediction() -> None:
 def test_steps_grow_evenly_with_micro_batches(schedule: str, transfers: str) -> None:
     job = made(transfers=transfers)
     numbers = (*range(8, 40), 61, 90)
-    found = layouts(job, tensor=(2,), pipeline=(4,), micro_batches=numbers, schedule=(schedule,))
-    for k in range(0, len(found), 7):
-        one = pm.predict(found.job_of(k), fidelity="coarse")
-        assert found.step_s[k] == pytest.approx(one.iteration_s, rel=1e-9)
+    result = layouts(job, tensor=(2,), pipeline=(4,), micro_batches=numbers, schedule=(schedule,))
+    for k in range(0, len(result), 7):
+        one = pm.predict(result.job_of(k), fidelity="coarse")
+        assert result.step_s[k] == pytest.approx(one.iteration_s, rel=1e-9)
 
 
 def test_a_bubble_by_hand() -> None:
@@ -64,11 +64,11 @@ def test_a_bubble_by_hand() -> None:
     layers = [pm.WorkloadLayer(f"layer{k}", 1.0, 2.0, (0.001,)) for k in range(4)]
     job = pm.make_job(workload=pm.Workload.of("made", layers), devices=4, pipeline=4, arch="ring",
                       transfers="ahead", cluster="infiniband-100g")  # fmt: skip
-    found = layouts(job, pipeline=(2, 4), micro_batches=(1, 16, 64))
-    p, m = found.pipeline, found.micro_batches
-    assert found.bubble_fraction == pytest.approx((p - 1) / (m + p - 1), rel=1e-3)
-    assert found.samples_per_s.tolist() == sorted(found.samples_per_s, reverse=True)
-    assert found.to_frame().shape == (6, 14)
+    result = layouts(job, pipeline=(2, 4), micro_batches=(1, 16, 64))
+    p, m = result.pipeline, result.micro_batches
+    assert result.bubble_fraction == pytest.approx((p - 1) / (m + p - 1), rel=1e-3)
+    assert result.samples_per_s.tolist() == sorted(result.samples_per_s, reverse=True)
+    assert result.to_frame().shape == (6, 14)
 
 
 def test_many_numbers_cost_a_few_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,10 +81,10 @@ def test_many_numbers_cost_a_few_evaluations(monkeypatch: pytest.MonkeyPatch) ->
         return block(*arguments, **named)
 
     monkeypatch.setattr(replica_arrays._Group, "block", counted)
-    found = layouts(made(), tensor=(2,), pipeline=(4,), micro_batches=range(1, 100_001))
-    assert len(found) == 100_000
+    result = layouts(made(), tensor=(2,), pipeline=(4,), micro_batches=range(1, 100_001))
+    assert len(result) == 100_000
     assert count < 40
-    assert np.isfinite(found.step_s).all()
+    assert np.isfinite(result.step_s).all()
 
 
 def test_single_devices_are_on_a_line_along_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,11 +98,11 @@ def test_single_devices_are_on_a_line_along_micro_batches(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(module.Combinations, "_step_of", counted)
     axes: dict[str, Any] = {"tensor": (1,), "micro_batches": range(1, 41), "arch": ("zero2",)}
-    found = layouts(made(), **axes)
-    assert (len(found), count) == (40, 5)
+    result = layouts(made(), **axes)
+    assert (len(result), count) == (40, 5)
     for k in (0, 13, 39):
-        alone = pm.predict(found.job_of(k), fidelity="coarse").iteration_s
-        assert found.step_s[k] == pytest.approx(alone, rel=1e-12)
+        alone = pm.predict(result.job_of(k), fidelity="coarse").iteration_s
+        assert result.step_s[k] == pytest.approx(alone, rel=1e-12)
 
 
 def test_single_devices_that_are_on_no_line_are_evaluated_one_by_one(
@@ -114,8 +114,8 @@ def test_single_devices_that_are_on_no_line_are_evaluated_one_by_one(
         return max(42.0 + passes, 3.0 * passes), 0.0
 
     monkeypatch.setattr(module.Combinations, "_step_of", bent)
-    found = layouts(made(), tensor=(1,), micro_batches=range(1, 41))
-    steps = dict(zip(found.micro_batches.tolist(), found.step_s.tolist(), strict=True))
+    result = layouts(made(), tensor=(1,), micro_batches=range(1, 41))
+    steps = dict(zip(result.micro_batches.tolist(), result.step_s.tolist(), strict=True))
     assert (steps[1], steps[20], steps[30], steps[40]) == (43.0, 62.0, 90.0, 120.0)
 
 
@@ -152,10 +152,10 @@ def test_anchors_that_others_need_by_hand() -> None:
 
 
 def test_what_is_impossible_is_counted_by_reason() -> None:
-    found = layouts(made(), tensor=(2, 3, 64), pipeline=(2, 4), micro_batches=(3, 4),
+    result = layouts(made(), tensor=(2, 3, 64), pipeline=(2, 4), micro_batches=(3, 4),
                     virtual_stages=(1, 2))  # fmt: skip
-    assert found.skipped["devices do not form whole replicas"] > 0
-    assert found.skipped[NO_MULTIPLE] > 0
+    assert result.skipped["devices do not form whole replicas"] > 0
+    assert result.skipped[NO_MULTIPLE] > 0
     with pytest.raises(pm.InputError, match="none is possible"):
         layouts(made(), tensor=(7,), pipeline=(2,))
     with pytest.raises(pm.InputError, match="single devices"):
@@ -173,19 +173,19 @@ ARCHITECTURES = ("ring", "zero1", "zero2", "zero3", "ps")
 def test_a_random_sample_equals_predictions(framework: str) -> None:
     """Of micro-batches' sizes, recomputation, architectures, schedules and global batches."""
     job = made(framework=framework, transfers=None)
-    found = layouts(job, tensor=(1, 2, 8), pipeline=(1, 2, 4, 8), virtual_stages=(1, 2, 4),
+    result = layouts(job, tensor=(1, 2, 8), pipeline=(1, 2, 4, 8), virtual_stages=(1, 2, 4),
                     micro_batch_size=(1, 2, 4), recompute=("none", "full"), arch=ARCHITECTURES,
                     global_batch_size=(64, 256, 1024, 2048))  # fmt: skip
-    assert len(found) > 2000
+    assert len(result) > 2000
     rng = np.random.default_rng(0)
-    for k in rng.choice(len(found), 8, replace=False).tolist():
-        one = found.job_of(k)
-        assert one.global_batch_size == found.global_batch_size[k]
-        assert one.workload.recompute == found.recompute[k]
+    for k in rng.choice(len(result), 8, replace=False).tolist():
+        one = result.job_of(k)
+        assert one.global_batch_size == result.global_batch_size[k]
+        assert one.workload.recompute == result.recompute[k]
         made_one = pm.predict(one, fidelity="coarse")
-        assert found.step_s[k] == pytest.approx(made_one.iteration_s, rel=1e-9)
+        assert result.step_s[k] == pytest.approx(made_one.iteration_s, rel=1e-9)
         bubble = made_one.idle_fraction.by_cause.get("pipeline", 0.0)
-        assert found.bubble_fraction[k] == pytest.approx(bubble, abs=1e-9)
+        assert result.bubble_fraction[k] == pytest.approx(bubble, abs=1e-9)
 
 
 @pytest.mark.slow
@@ -197,17 +197,17 @@ def test_layouts_of_divided_sequences_equal_predictions(exchange: str) -> None:
     inside = 2 if exchange == "hierarchical" else None
     job = made(context=4, context_exchange=exchange, context_inside=inside, framework="megatron",
                transfers=None, cluster="dgx-h100")  # fmt: skip
-    found = layouts(job, tensor=(1, 2), context=(1, 4), pipeline=(1, 2, 4), virtual_stages=(1, 2),
+    result = layouts(job, tensor=(1, 2), context=(1, 4), pipeline=(1, 2, 4), virtual_stages=(1, 2),
                     recompute=("none", "full"), arch=("ring", "zero3", "ps"),
                     global_batch_size=(64, 256))  # fmt: skip
-    several = np.flatnonzero(found.context > 1)
+    several = np.flatnonzero(result.context > 1)
     assert len(several) > 50
     rng = np.random.default_rng(0)
     for k in rng.choice(several, 5, replace=False).tolist():
-        one = pm.predict(found.job_of(k), fidelity="coarse")
-        assert found.step_s[k] == pytest.approx(one.iteration_s, rel=1e-9)
+        one = pm.predict(result.job_of(k), fidelity="coarse")
+        assert result.step_s[k] == pytest.approx(one.iteration_s, rel=1e-9)
         bubble = one.idle_fraction.by_cause.get("pipeline", 0.0)
-        assert found.bubble_fraction[k] == pytest.approx(bubble, abs=1e-9)
+        assert result.bubble_fraction[k] == pytest.approx(bubble, abs=1e-9)
 
 
 def test_sequences_are_divided_within_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,21 +215,21 @@ def test_sequences_are_divided_within_arrays(monkeypatch: pytest.MonkeyPatch) ->
     are part of each."""
     monkeypatch.delattr(module.Combinations, "_one_by_one")
     job = made(context=2, arch="ps", cluster="ethernet-10g")
-    found = layouts(job, context=(2,), pipeline=(2, 4), global_batch_size=(64,))
-    assert len(found) == 2
+    result = layouts(job, context=(2,), pipeline=(2, 4), global_batch_size=(64,))
+    assert len(result) == 2
     summed = replica_columns._together
     monkeypatch.setattr(
         replica_columns, "_together", lambda *given: (summed(*given)[0], 0.0 * summed(*given)[1])
     )
     less = layouts(job, context=(2,), pipeline=(2, 4), global_batch_size=(64,))
-    assert (np.sort(less.step_s) < np.sort(found.step_s)).all()
+    assert (np.sort(less.step_s) < np.sort(result.step_s)).all()
 
 
 def test_links_that_transfers_share_make_little_difference_here() -> None:
-    found = layouts(made(), tensor=(1, 2), pipeline=(2, 4), micro_batches=(8, 32))
-    for k in range(len(found)):
-        one = pm.predict(found.job_of(k), fidelity="coarse")
-        assert found.step_s[k] == pytest.approx(one.iteration_s, rel=2e-3)
+    result = layouts(made(), tensor=(1, 2), pipeline=(2, 4), micro_batches=(8, 32))
+    for k in range(len(result)):
+        one = pm.predict(result.job_of(k), fidelity="coarse")
+        assert result.step_s[k] == pytest.approx(one.iteration_s, rel=2e-3)
 
 
 def test_data_loading_and_stragglers_are_in_each_layout() -> None:
@@ -238,14 +238,14 @@ def test_data_loading_and_stragglers_are_in_each_layout() -> None:
     for more in ({}, {"stragglers": [pm.Straggler(0, 1.5)]}):
         given: dict[str, Any] = {"workload": work, "devices": 8, "pipeline": 2, **more}
         job = pm.make_job(**given, arch="ring", cluster="ethernet-10g")
-        found = layouts(job, pipeline=(2, 4), micro_batches=(1, 3, 8))
-        for k in range(len(found)):
-            count = int(found.micro_batches[k])
+        result = layouts(job, pipeline=(2, 4), micro_batches=(1, 3, 8))
+        for k in range(len(result)):
+            count = int(result.micro_batches[k])
             of_pass = accumulated(work, count)
-            one = pm.make_job(**given | {"workload": of_pass, "pipeline": int(found.pipeline[k])},
+            one = pm.make_job(**given | {"workload": of_pass, "pipeline": int(result.pipeline[k])},
                               arch="ring", cluster="ethernet-10g")  # fmt: skip
             step_s = pm.predict(one, fidelity="coarse").iteration_s
-            assert found.step_s[k] == pytest.approx(step_s, rel=1e-9)
+            assert result.step_s[k] == pytest.approx(step_s, rel=1e-9)
 
 
 def test_a_planted_error_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,30 +266,30 @@ def test_any_layout_can_be_the_first() -> None:
     rates = []
     for tensor, pipeline in ((2, 1), (1, 4), (2, 2)):
         shape = {"tensor": tensor, "pipeline": pipeline, "virtual_stages": None, "transfers": None}
-        found = layouts(made(**shape), **axes)
-        sizes = zip(found.tensor.tolist(), found.pipeline.tolist(), strict=True)
-        rates.append(dict(zip(sizes, found.samples_per_s.round(9).tolist(), strict=True)))
+        result = layouts(made(**shape), **axes)
+        sizes = zip(result.tensor.tolist(), result.pipeline.tolist(), strict=True)
+        rates.append(dict(zip(sizes, result.samples_per_s.round(9).tolist(), strict=True)))
     assert len(rates[0]) >= 5
     assert rates[0] == rates[1] == rates[2]
 
 
 def test_global_batches_that_do_not_fit_are_counted() -> None:
-    found = layouts(made(), tensor=(2,), pipeline=(4,), global_batch_size=(64, 100))
-    assert found.global_batch_size.tolist() == [64]
-    assert any("global_batch_size" in reason for reason in found.skipped)
+    result = layouts(made(), tensor=(2,), pipeline=(4,), global_batch_size=(64, 100))
+    assert result.global_batch_size.tolist() == [64]
+    assert any("global_batch_size" in reason for reason in result.skipped)
 
 
 @pytest.mark.parametrize("first", [(2, 1), (1, 4)])
 def test_sharded_layouts_equal_predictions_whatever_the_first_is(first: tuple[int, int]) -> None:
     """Options that pipelines change, such as resharding, are those of each layout."""
     job = made(tensor=first[0], pipeline=first[1], transfers=None)
-    found = layouts(job, tensor=(1, 2), pipeline=(1, 4), micro_batches=(8,), arch=("zero3",))
-    assert len(found) == 4
+    result = layouts(job, tensor=(1, 2), pipeline=(1, 4), micro_batches=(8,), arch=("zero3",))
+    assert len(result) == 4
     for k in range(4):
-        one = found.job_of(k)
-        assert found.made(k).options == one.options
+        one = result.job_of(k)
+        assert result.made(k).options == one.options
         step_s = pm.predict(one, fidelity="coarse").iteration_s
-        assert found.step_s[k] == pytest.approx(step_s, rel=1e-9)
+        assert result.step_s[k] == pytest.approx(step_s, rel=1e-9)
 
 
 def of_every_pass(**more: Any) -> module.Layouts:
@@ -310,14 +310,14 @@ def test_layouts_that_send_in_each_pass_equal_predictions(
     """As arrays, without a prediction of any of them."""
     one_by_one = module.Combinations._one_by_one
     monkeypatch.delattr(module.Combinations, "_one_by_one")
-    found = of_every_pass(options=options)
+    result = of_every_pass(options=options)
     monkeypatch.setattr(module.Combinations, "_one_by_one", one_by_one, raising=False)
-    assert len(found) == 20
-    for k in range(len(found)):
-        one = pm.predict(found.job_of(k), fidelity="coarse")
-        assert found.step_s[k] == pytest.approx(one.iteration_s, rel=1e-12)
+    assert len(result) == 20
+    for k in range(len(result)):
+        one = pm.predict(result.job_of(k), fidelity="coarse")
+        assert result.step_s[k] == pytest.approx(one.iteration_s, rel=1e-12)
         bubble = one.idle_fraction.by_cause.get("pipeline", 0.0)
-        assert found.bubble_fraction[k] == pytest.approx(bubble, abs=1e-12)
+        assert result.bubble_fraction[k] == pytest.approx(bubble, abs=1e-12)
 
 
 def test_a_pass_without_its_own_times_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,16 +331,18 @@ def test_a_pass_without_its_own_times_is_seen(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("links_apart")
 @pytest.mark.parametrize("arch", ["ring", "zero3"])
 def test_divided_sequences_equal_their_predictions(arch: str) -> None:
-    found = layouts(made(arch=arch, transfers=None), tensor=(1, 2), context=(1, 2), pipeline=(1, 2),
-                    micro_batches=(4,))  # fmt: skip
-    assert len(found) == 8
-    assert set(found.context.tolist()) == {1, 2}
+    result = layouts(
+        made(arch=arch, transfers=None),
+        tensor=(1, 2), context=(1, 2), pipeline=(1, 2), micro_batches=(4,),
+    )  # fmt: skip
+    assert len(result) == 8
+    assert set(result.context.tolist()) == {1, 2}
     for k in range(8):
-        one = found.job_of(k)
+        one = result.job_of(k)
         assert one.devices == 64
-        assert (found.made(k).workers, found.made(k).replica) == (one.workers, one.replica)
+        assert (result.made(k).workers, result.made(k).replica) == (one.workers, one.replica)
         step_s = pm.predict(one, fidelity="coarse").iteration_s
-        assert found.step_s[k] == pytest.approx(step_s, rel=1e-9)
+        assert result.step_s[k] == pytest.approx(step_s, rel=1e-9)
 
 
 @pytest.mark.usefixtures("links_apart")
@@ -351,19 +353,19 @@ def test_divided_experts_equal_their_predictions(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "along", replica_arrays.along)
     job = pm.make_job(model="mixtral-8x7b", device="h100", cluster="dgx-h100", arch="ring",
                       devices=16, tensor=2, micro_batches=2, batch_size=2)  # fmt: skip
-    found = layouts(job, tensor=(1, 2), expert=(1, 8), pipeline=(1, 2), micro_batches=(2,),
+    result = layouts(job, tensor=(1, 2), expert=(1, 8), pipeline=(1, 2), micro_batches=(2,),
                     arch=("ring", "zero1"))  # fmt: skip
-    assert any("8 x expert_tensor 2 devices" in why for why in found.skipped)
-    assert set(found.expert.tolist()) == {1, 8}
-    assert len(found) == 14
+    assert any("8 x expert_tensor 2 devices" in why for why in result.skipped)
+    assert set(result.expert.tolist()) == {1, 8}
+    assert len(result) == 14
     assert sum(counted) == 12
     for k in range(0, 14, 2):
-        one = found.job_of(k)
-        assert found.made(k).replica == one.replica
+        one = result.job_of(k)
+        assert result.made(k).replica == one.replica
         predicted = pm.predict(one, fidelity="coarse")
-        assert found.step_s[k] == pytest.approx(predicted.iteration_s, rel=1e-9)
+        assert result.step_s[k] == pytest.approx(predicted.iteration_s, rel=1e-9)
         bubble = predicted.idle_fraction.by_cause.get("pipeline", 0.0)
-        assert found.bubble_fraction[k] == pytest.approx(bubble, abs=1e-9)
+        assert result.bubble_fraction[k] == pytest.approx(bubble, abs=1e-9)
 
 
 def counting(of: Any, counted: list[int]) -> Any:
@@ -403,15 +405,15 @@ def test_tied_tables_equal_their_predictions(monkeypatch: pytest.MonkeyPatch) ->
                       devices=16, tensor=2, pipeline=2, micro_batches=2, batch_size=2)  # fmt: skip
     axes: dict[str, Any] = {"tensor": (1, 2), "pipeline": (2, 4), "virtual_stages": (1, 2),
                             "arch": ("ring", "zero1"), "global_batch_size": (32,)}  # fmt: skip
-    found = layouts(job, **axes)
-    assert len(found) > 10
-    for k in range(0, len(found), 3):
-        one = pm.predict(found.job_of(k), fidelity="coarse")
-        assert found.step_s[k] == pytest.approx(one.iteration_s, rel=1e-9)
+    result = layouts(job, **axes)
+    assert len(result) > 10
+    for k in range(0, len(result), 3):
+        one = pm.predict(result.job_of(k), fidelity="coarse")
+        assert result.step_s[k] == pytest.approx(one.iteration_s, rel=1e-9)
         bubble = one.idle_fraction.by_cause.get("pipeline", 0.0)
-        assert found.bubble_fraction[k] == pytest.approx(bubble, abs=1e-9)
+        assert result.bubble_fraction[k] == pytest.approx(bubble, abs=1e-9)
     monkeypatch.setattr(replica_arrays, "sum_of_tied_s", lambda *given: 0.0)
-    assert (np.sort(layouts(job, **axes).step_s) < np.sort(found.step_s)).all()
+    assert (np.sort(layouts(job, **axes).step_s) < np.sort(result.step_s)).all()
 
 
 def test_the_sum_of_a_tied_table_by_hand() -> None:

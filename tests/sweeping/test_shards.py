@@ -158,9 +158,9 @@ def test_a_damaged_shard_is_named_and_predicted_again(
     before = first.read_bytes()
     first.write_bytes(DAMAGED[what])
     predicted.clear()
-    with pytest.warns(PerfmodelWarning, match=f"{first.name} is damaged") as told:
+    with pytest.warns(PerfmodelWarning, match=f"{first.name} is damaged") as measured:
         again = sweep(**ASKED, resume=tmp_path)
-    assert len(told) == 1
+    assert len(measured) == 1
     assert differences(alone, again) == []
     assert len(predicted) == 1
     assert first.read_bytes() == before
@@ -180,16 +180,16 @@ def test_progress_begins_with_the_saved_jobs(tmp_path: Path) -> None:
     sweep(**ASKED, resume=tmp_path)
     for path in there(tmp_path)[:2]:
         path.unlink()
-    told: list[tuple[int, int]] = []
-    sweep(**ASKED, resume=tmp_path, progress=lambda *done: told.append(done))
-    assert told == [(4, 6), (5, 6), (6, 6)]
+    measured: list[tuple[int, int]] = []
+    sweep(**ASKED, resume=tmp_path, progress=lambda *done: measured.append(done))
+    assert measured == [(4, 6), (5, 6), (6, 6)]
 
 
 def test_a_noise_scale_may_change(tmp_path: Path, predicted: list[tuple[str, int]]) -> None:
     sweep(**ASKED, resume=tmp_path)
     predicted.clear()
-    found = sweep(**ASKED, resume=tmp_path, noise_scale_samples=24.0)
-    assert "goodput_samples_per_s" in found.rows()[0]
+    result = sweep(**ASKED, resume=tmp_path, noise_scale_samples=24.0)
+    assert "goodput_samples_per_s" in result.rows()[0]
     assert predicted == []
 
 
@@ -205,7 +205,7 @@ def test_sweeps_of_islands_can_resume(tmp_path: Path, predicted: list[tuple[str,
 
 
 def test_shards_are_readable_tables(tmp_path: Path, kind: str) -> None:
-    found = sweep(**ASKED, resume=tmp_path)
+    result = sweep(**ASKED, resume=tmp_path)
     read: Callable[[Path], pd.DataFrame] = pd.read_csv if kind == "csv" else pd.read_parquet
     frame = pd.concat([read(path) for path in there(tmp_path)])
     assert list(frame.columns) == ["index", "point", "reason", "prediction"]
@@ -214,7 +214,7 @@ def test_shards_are_readable_tables(tmp_path: Path, kind: str) -> None:
     assert points[0] == {"arch": "ring", "split_above_bytes": None, "workers": 1}
     assert points[-1] == {"arch": "ps", "split_above_bytes": "inf", "workers": 2}
     rates = [json.loads(text)["throughput_samples_per_s"] for text in frame["prediction"]]
-    assert rates == [p.throughput_samples_per_s for p in found.predictions]
+    assert rates == [p.throughput_samples_per_s for p in result.predictions]
 
 
 @pytest.mark.sampled(3)
@@ -223,9 +223,9 @@ def test_shards_are_readable_tables(tmp_path: Path, kind: str) -> None:
 def test_a_saved_prediction_round_trips(arch: str, fidelity: api.Fidelity) -> None:
     slow = (Straggler(1, 2.0),)
     job = make_job(workload=WORK, cluster=cluster(), arch=arch, workers=4, stragglers=slow)
-    found = msgspec.structs.replace(predict(job, fidelity=fidelity), predicted_job=None)
-    again = shards._answer("", json.dumps(found.to_dict()))
-    assert again == found
+    result = msgspec.structs.replace(predict(job, fidelity=fidelity), predicted_job=None)
+    again = shards._answer("", json.dumps(result.to_dict()))
+    assert again == result
 
 
 # -- what is refused ---------------------------------------------------------------------------
@@ -309,9 +309,9 @@ def test_chunks_cover_all_jobs_once_and_are_short(count: int, fidelity: str) -> 
 
 def test_a_parquet_table_equals_the_csv_table(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="needs the extra 'parquet'")
-    found = sweep(**ASKED | {"jitter": [0.1, "gamma:0.1"]})
-    data = found.to_parquet(tmp_path / "t.parquet")
+    result = sweep(**ASKED | {"jitter": [0.1, "gamma:0.1"]})
+    data = result.to_parquet(tmp_path / "t.parquet")
     assert (tmp_path / "t.parquet").read_bytes() == data
     back = pd.read_parquet(tmp_path / "t.parquet")
-    frame = found.to_frame().astype({"jitter": str})
+    frame = result.to_frame().astype({"jitter": str})
     pd.testing.assert_frame_equal(back, frame, check_dtype=False)

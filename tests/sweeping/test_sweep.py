@@ -145,8 +145,8 @@ def wrong_rows(found: Sweep, fixed: Mapping[str, Any]) -> list[int]:
     options = {axis.name for axis in found.axes if axis.option}
     for i, (point, row) in enumerate(zip(found.points, found.rows(), strict=True)):
         given = {name: v for name, v in point.items() if v is not None and name not in options}
-        own = {name: point[name] for name in options if point[name] is not None}
-        given["options"] = {**fixed.get("options", {}), **own}
+        mine = {name: point[name] for name in options if point[name] is not None}
+        given["options"] = {**fixed.get("options", {}), **mine}
         alone = predict(make_job(**{**fixed, **given}))
         expected = {
             "throughput_samples_per_s": alone.throughput_samples_per_s,
@@ -164,47 +164,47 @@ def wrong_rows(found: Sweep, fixed: Mapping[str, Any]) -> list[int]:
 def test_each_row_equals_the_prediction_of_its_job() -> None:
     fixed = {**SMALL, "seed": 3, "options": {"overlap": False}}
     options = {"overlap": False, "sync": ["bsp", "asp"]}
-    found = sweep(
+    result = sweep(
         **{**fixed, "options": options},
         fidelity="fine",
         arch=["ring", "ps"],
         workers=[1, 3],
         latency_s=[0.0, 0.5],
     )
-    assert len(found.predictions) == 2 * 2 * 3
-    assert wrong_rows(found, fixed) == []
+    assert len(result.predictions) == 2 * 2 * 3
+    assert wrong_rows(result, fixed) == []
 
 
 def test_canary_exchanged_rows_are_noticed() -> None:
-    found = sweep(**SMALL, fidelity="fine", arch="ps", workers=[1, 2, 4])
-    first, second, third = found.predictions
+    result = sweep(**SMALL, fidelity="fine", arch="ps", workers=[1, 2, 4])
+    first, second, third = result.predictions
     exchanged = Sweep(
-        axes=found.axes, points=found.points, predictions=(first, third, second), skipped=()
+        axes=result.axes, points=result.points, predictions=(first, third, second), skipped=()
     )
-    assert wrong_rows(found, {**SMALL, "arch": "ps"}) == []
+    assert wrong_rows(result, {**SMALL, "arch": "ps"}) == []
     assert wrong_rows(exchanged, {**SMALL, "arch": "ps"}) == [1, 2]
 
 
 def test_models_are_read_once_and_jobs_are_the_same() -> None:
-    found = grid({"model": "resnet18", "arch": ["ring", "ps"], "batch_size": [32, 64]})
+    result = grid({"model": "resnet18", "arch": ["ring", "ps"], "batch_size": [32, 64]})
     alone = [
         make_job(model="resnet18", arch=arch, batch_size=batch)
         for batch in (32, 64)
         for arch in ("ring", "ps")
     ]
-    assert list(found.jobs) == alone
-    assert found.jobs[0].workload is found.jobs[1].workload
+    assert list(result.jobs) == alone
+    assert result.jobs[0].workload is result.jobs[1].workload
 
 
 def test_an_option_is_ignored_where_it_does_not_apply() -> None:
-    found = sweep(**SMALL, arch=["ring", "ps"], workers=2, options={"servers": ["1", "2"]})
-    assert [tuple(point.values()) for point in found.points] == [
+    result = sweep(**SMALL, arch=["ring", "ps"], workers=2, options={"servers": ["1", "2"]})
+    assert [tuple(point.values()) for point in result.points] == [
         ("ring", None),
         ("ps", 1),
         ("ps", 2),
     ]
-    assert found.notes == ("servers does not apply to ring and is ignored there",)
-    assert found.to_frame()["servers"].dtype == "Int64"
+    assert result.notes == ("servers does not apply to ring and is ignored there",)
+    assert result.to_frame()["servers"].dtype == "Int64"
 
 
 def test_an_option_that_no_architecture_has_is_refused() -> None:
@@ -216,7 +216,7 @@ def test_an_option_that_no_architecture_has_is_refused() -> None:
 
 def test_whole_objects_may_vary() -> None:
     slow = [Straggler(0, 2.0)]
-    found = sweep(
+    result = sweep(
         workload=WORK,
         cluster=[cluster(8.0), WHERE],
         workers=2,
@@ -224,8 +224,8 @@ def test_whole_objects_may_vary() -> None:
         jitter=[Jitter(0.1, "gamma"), 0.1, Jitter(0.2, scope="op")],
         stragglers=[[], slow],
     )
-    assert [axis.name for axis in found.axes] == ["cluster", "jitter", "stragglers"]
-    frame = found.to_frame()
+    assert [axis.name for axis in result.axes] == ["cluster", "jitter", "stragglers"]
+    frame = result.to_frame()
     assert list(frame["jitter"].unique()) == ["gamma:0.1", 0.1, "lognormal:0.2:op"]
     assert list(frame["stragglers"].unique()) == ["none", "0:2"]
     alone = sweep(**SMALL, arch="ring", workers=[2, 3], stragglers=slow)
@@ -233,10 +233,10 @@ def test_whole_objects_may_vary() -> None:
 
 
 def test_objects_of_the_same_name_are_numbered() -> None:
-    found = sweep(workload=WORK, cluster=[cluster(8.0), WHERE], workers=[1, 2], arch="ring")
-    assert found.to_frame()["cluster"].unique().tolist() == ["test", "test (2)"]
-    assert efficiency_is_wrong(found) == []
-    assert found.to_dict()["axes"]["cluster"] == ["test", "test (2)"]
+    result = sweep(workload=WORK, cluster=[cluster(8.0), WHERE], workers=[1, 2], arch="ring")
+    assert result.to_frame()["cluster"].unique().tolist() == ["test", "test (2)"]
+    assert efficiency_is_wrong(result) == []
+    assert result.to_dict()["axes"]["cluster"] == ["test", "test (2)"]
 
 
 @pytest.mark.parametrize("several", [[1, 2, 4], (1, 2, 4), np.array([1, 2, 4])])
@@ -245,9 +245,9 @@ def test_lists_tuples_and_arrays_are_all_accepted(several: Any) -> None:
 
 
 def test_a_global_batch_is_divided_among_the_workers() -> None:
-    found = sweep(model="resnet18", global_batch_size=96, workers=[1, 2, 3, 5])
-    assert [p.batch_size for p in found.predictions] == [96, 48, 32]
-    assert [(s.point, s.reason) for s in found.skipped] == [
+    result = sweep(model="resnet18", global_batch_size=96, workers=[1, 2, 3, 5])
+    assert [p.batch_size for p in result.predictions] == [96, 48, 32]
+    assert [(s.point, s.reason) for s in result.skipped] == [
         (
             {"workers": 5},
             "global_batch_size: 96 samples cannot be split evenly among 5 workers",
@@ -259,13 +259,13 @@ def test_a_global_batch_is_divided_among_the_workers() -> None:
 
 
 def test_impossible_jobs_are_skipped_with_their_reasons() -> None:
-    found = sweep(workload=WORK, cluster=cluster(nodes=3), workers=[1, 2, 4, 8], arch="ring")
-    assert [point["workers"] for point in found.points] == [1, 2]
-    assert [s.point["workers"] for s in found.skipped] == [4, 8]
-    assert found.skipped[0].reason == (
+    result = sweep(workload=WORK, cluster=cluster(nodes=3), workers=[1, 2, 4, 8], arch="ring")
+    assert [point["workers"] for point in result.points] == [1, 2]
+    assert [s.point["workers"] for s in result.skipped] == [4, 8]
+    assert result.skipped[0].reason == (
         "workers: 4 do not fit on cluster 'test' (3 nodes x 1 devices)"
     )
-    assert len(found.to_frame()) == 2
+    assert len(result.to_frame()) == 2
 
 
 def test_jobs_that_fail_while_they_are_predicted_are_skipped(
@@ -279,9 +279,9 @@ def test_jobs_that_fail_while_they_are_predicted_are_skipped(
         return real(job, *how)
 
     monkeypatch.setattr(api, "predict", sometimes)
-    found = sweep(**SMALL, workers=[1, 2, 3])
-    assert [p.workers for p in found.predictions] == [1, 3]
-    assert [(s.point, s.reason) for s in found.skipped] == [({"workers": 2}, "two is too many")]
+    result = sweep(**SMALL, workers=[1, 2, 3])
+    assert [p.workers for p in result.predictions] == [1, 3]
+    assert [(s.point, s.reason) for s in result.skipped] == [({"workers": 2}, "two is too many")]
 
 
 @pytest.mark.parametrize(
@@ -339,17 +339,17 @@ def efficiency_is_wrong(found: Sweep) -> list[int]:
 
 def test_scaling_efficiency_by_hand() -> None:
     """Computing takes 4 s; a ring of n sends 2(n-1)/n of 3 bytes at 1 byte/s after it."""
-    found = sweep(**SMALL, arch="ring", workers=[2, 3, 6], options={"overlap": False})
+    result = sweep(**SMALL, arch="ring", workers=[2, 3, 6], options={"overlap": False})
     step_s = [4.0 + 2 * (n - 1) / n * 3.0 for n in (2, 3, 6)]
     expected = [step_s[0] / s for s in step_s]
-    assert found.to_frame()["scaling_efficiency"].tolist() == pytest.approx(expected)
+    assert result.to_frame()["scaling_efficiency"].tolist() == pytest.approx(expected)
 
 
 def test_goodput_by_hand() -> None:
     """A noise scale of 24 samples: updates of 8, 16 and 32 samples have (24 + 8) / (24 + B)."""
-    found = sweep(**SMALL, arch="ring", workers=[2, 4, 8], noise_scale_samples=24.0)
-    frame = found.to_frame()
-    assert [p.batch_size for p in found.predictions] == [4, 4, 4]
+    result = sweep(**SMALL, arch="ring", workers=[2, 4, 8], noise_scale_samples=24.0)
+    frame = result.to_frame()
+    assert [p.batch_size for p in result.predictions] == [4, 4, 4]
     assert frame["statistical_efficiency"].tolist() == pytest.approx([1.0, 0.8, 32.0 / 56.0])
     product = frame["throughput_samples_per_s"] * frame["statistical_efficiency"]
     assert frame["goodput_samples_per_s"].tolist() == pytest.approx(product.tolist())
@@ -357,8 +357,8 @@ def test_goodput_by_hand() -> None:
 
 
 def test_asynchronous_updates_have_the_samples_of_one_worker() -> None:
-    found = sweep(**SMALL, arch=["bsp", "asp"], workers=4, noise_scale_samples=16.0)
-    efficiency = found.to_frame()["statistical_efficiency"]
+    result = sweep(**SMALL, arch=["bsp", "asp"], workers=4, noise_scale_samples=16.0)
+    efficiency = result.to_frame()["statistical_efficiency"]
     assert efficiency.tolist() == pytest.approx([20.0 / 32.0, 1.0])
 
 
@@ -368,9 +368,9 @@ def with_noise(scale: float | None) -> Workload:
 
 def test_the_noise_scale_of_the_workload_is_the_default() -> None:
     jobs: dict[str, Any] = SMALL | {"workload": with_noise(24.0), "arch": "ring"}
-    found = sweep(**jobs, workers=[2, 4])
-    assert found.to_frame()["statistical_efficiency"].tolist() == pytest.approx([1.0, 0.8])
-    assert found.notes == ("noise scale: 24 samples, measured with the workload",)
+    result = sweep(**jobs, workers=[2, 4])
+    assert result.to_frame()["statistical_efficiency"].tolist() == pytest.approx([1.0, 0.8])
+    assert result.notes == ("noise scale: 24 samples, measured with the workload",)
     given = sweep(**jobs, workers=[2, 4], noise_scale_samples=8.0)
     assert given.to_frame()["statistical_efficiency"].tolist() == pytest.approx([1.0, 16 / 24])
     assert given.notes == ()
@@ -379,9 +379,9 @@ def test_the_noise_scale_of_the_workload_is_the_default() -> None:
 def test_workloads_with_different_noise_scales_have_no_efficiency() -> None:
     for other in (None, 8.0):
         workloads = [with_noise(24.0), with_noise(other)]
-        found = sweep(**SMALL | {"workload": workloads, "arch": "ring", "workers": 2})
-        assert "goodput_samples_per_s" not in found.rows()[0]
-        assert found.notes == (
+        result = sweep(**SMALL | {"workload": workloads, "arch": "ring", "workers": 2})
+        assert "goodput_samples_per_s" not in result.rows()[0]
+        assert result.notes == (
             "noise scale: not the same for all workloads, so no statistical efficiency is given",
         )
 
@@ -393,22 +393,24 @@ def test_an_invalid_noise_scale_is_refused(wrong: float) -> None:
 
 
 def test_scaling_efficiency_is_within_a_series() -> None:
-    found = sweep(**SMALL, arch=["ring", "ps"], workers=[4, 2, 1], bandwidth_bytes_per_s=[1.0, 9.0])
-    assert efficiency_is_wrong(found) == []
-    alone = found.to_frame().query("workers == 1")["scaling_efficiency"]
+    result = sweep(
+        **SMALL, arch=["ring", "ps"], workers=[4, 2, 1], bandwidth_bytes_per_s=[1.0, 9.0]
+    )
+    assert efficiency_is_wrong(result) == []
+    alone = result.to_frame().query("workers == 1")["scaling_efficiency"]
     assert alone.tolist() == [1.0] * 4
     assert "scaling_efficiency" not in sweep(**SMALL, arch=["ring", "ps"]).rows()[0]
 
 
 def test_canary_an_efficiency_of_another_series_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = sweep(**SMALL, arch=["ring", "ps"], workers=[1, 2, 4])
+    result = sweep(**SMALL, arch=["ring", "ps"], workers=[1, 2, 4])
     monkeypatch.setattr(Sweep, "_scaling_efficiency", lambda _: [1.0, 0.5, 0.5, 1.0, 0.5, 0.5])
-    assert efficiency_is_wrong(found)
+    assert efficiency_is_wrong(result)
 
 
 def test_the_columns_are_varied_inputs_then_results() -> None:
-    found = sweep(**SMALL, arch=["ring", "ps"], workers=[1, 2], options={"overlap": [True, False]})
-    frame = found.to_frame()
+    result = sweep(**SMALL, arch=["ring", "ps"], workers=[1, 2], options={"overlap": [True, False]})
+    frame = result.to_frame()
     results = [*RESULTS[:5], "scaling_efficiency", *RESULTS[5:]]
     assert list(frame.columns) == ["arch", "overlap", "workers", *results]
     assert len(frame) == 8
@@ -416,9 +418,9 @@ def test_the_columns_are_varied_inputs_then_results() -> None:
 
 
 def test_inputs_that_follow_from_varied_ones_are_shown() -> None:
-    found = sweep(model="resnet18", global_batch_size=96, workers=[1, 2])
-    assert list(found.to_frame().columns[:2]) == ["workers", "batch_size"]
-    assert found.to_frame()["batch_size"].tolist() == [96, 48]
+    result = sweep(model="resnet18", global_batch_size=96, workers=[1, 2])
+    assert list(result.to_frame().columns[:2]) == ["workers", "batch_size"]
+    assert result.to_frame()["batch_size"].tolist() == [96, 48]
     larger = workload([1.0], [1.0], [2.0], batch_size=8)
     works = sweep(**{**SMALL, "workload": [WORK, larger]}).to_frame()
     assert list(works.columns[:2]) == ["workload", "batch_size"]
@@ -426,23 +428,23 @@ def test_inputs_that_follow_from_varied_ones_are_shown() -> None:
 
 
 def test_csv_equals_the_frame(tmp_path: Path) -> None:
-    found = sweep(**SMALL, arch=["ring", "ps"], workers=[1, 2], options={"servers": [1, 2]})
-    text = found.to_csv(tmp_path / "sweep.csv")
+    result = sweep(**SMALL, arch=["ring", "ps"], workers=[1, 2], options={"servers": [1, 2]})
+    text = result.to_csv(tmp_path / "sweep.csv")
     assert (tmp_path / "sweep.csv").read_text() == text
     back = pd.read_csv(io.StringIO(text)).astype({"servers": "Int64"})
-    pd.testing.assert_frame_equal(back, found.to_frame(), check_dtype=False)
+    pd.testing.assert_frame_equal(back, result.to_frame(), check_dtype=False)
 
 
 def test_json_has_no_infinity() -> None:
-    found = sweep(**SMALL, options={"split_above_bytes": ["1", "inf"], "servers": 2}, workers=2)
+    result = sweep(**SMALL, options={"split_above_bytes": ["1", "inf"], "servers": 2}, workers=2)
 
     def no_json(word: str) -> None:
         raise AssertionError(f"{word} is not JSON")
 
-    read = json.loads(found.to_json(), parse_constant=no_json)
+    read = json.loads(result.to_json(), parse_constant=no_json)
     assert read["axes"] == {"split_above_bytes": ["1", "inf"]}
     assert [row["split_above_bytes"] for row in read["rows"]] == [1.0, "inf"]
-    assert math.isinf(found.to_frame()["split_above_bytes"][1])
+    assert math.isinf(result.to_frame()["split_above_bytes"][1])
 
 
 @pytest.mark.parametrize(
@@ -460,16 +462,16 @@ def test_points_have_names(point: dict[str, Any], expected: str) -> None:
 
 
 def test_progress_is_reported_after_each_job() -> None:
-    told = []
-    sweep(**SMALL, workers=[1, 2, 3], progress=lambda done, of: told.append((done, of)))
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    measured = []
+    sweep(**SMALL, workers=[1, 2, 3], progress=lambda done, of: measured.append((done, of)))
+    assert measured == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_a_sweep_is_coarse_if_that_is_accurate_enough() -> None:
     """Without overlap a ring is exactly the sum of its phases; asynchronous workers are not."""
     asked = {**SMALL, "arch": ["ring", "asp"], "workers": [2, 4], "options": {"overlap": False}}
-    found = sweep(**asked, tolerance=1e-6)
-    frame = found.to_frame()
+    result = sweep(**asked, tolerance=1e-6)
+    frame = result.to_frame()
     assert frame["fidelity"].tolist() == ["coarse", "coarse", "fine", "fine"]
     assert frame["error_p90_fraction"].tolist()[:2] == [0.0, 0.0]
     assert frame["error_p90_fraction"].isna().tolist() == [False, False, True, True]
@@ -489,18 +491,18 @@ def test_a_sweep_is_coarse_if_that_is_accurate_enough() -> None:
 @pytest.mark.draws
 def test_a_figure_has_a_line_for_each_series() -> None:
     pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
-    found = sweep(**SMALL, arch=["ring", "ps"], workers=[1, 2, 4, 8], bandwidth_bytes_per_s=[1, 9])
-    throughput, idle = found.plot().axes
+    result = sweep(**SMALL, arch=["ring", "ps"], workers=[1, 2, 4, 8], bandwidth_bytes_per_s=[1, 9])
+    throughput, idle = result.plot().axes
     assert throughput.get_xscale() == idle.get_xscale() == "log"
     drawn = {line.get_label(): line for line in throughput.get_lines() if line.get_marker() == "o"}
     assert list(drawn) == ["8 bps, ring", "8 bps, ps", "72 bps, ring", "72 bps, ps"]
-    row = found.to_frame().query("arch == 'ps' and bandwidth_bytes_per_s == 9")
+    row = result.to_frame().query("arch == 'ps' and bandwidth_bytes_per_s == 9")
     np.testing.assert_allclose(drawn["72 bps, ps"].get_ydata(), row["throughput_samples_per_s"])
     dashed = [line for line in throughput.get_lines() if line.get_linestyle() == "--"]
     ideal = dashed[0].get_ydata()
     assert ideal[3] == pytest.approx(8 * ideal[0])
-    assert "ideal scaling" in {text.get_text() for text in found.plot().legends[0].get_texts()}
-    assert found.to_image("png").startswith(b"\x89PNG")
+    assert "ideal scaling" in {text.get_text() for text in result.plot().legends[0].get_texts()}
+    assert result.to_image("png").startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -539,9 +541,9 @@ def test_figures_have_bars_for_names_and_few_lines_for_many_series() -> None:
     assert len(lines) == 12
     assert many.plot().axes[0].get_title() == "12 of 30 lines"
     jitters = [f"gamma:{i / 100}" for i in range(40)]
-    found = sweep(**SMALL, arch=["ring", "ps"], workers=2, jitter=jitters, fidelity="coarse")
-    assert len(bars(found, 0)) == 60
-    assert found.plot().axes[0].get_title() == "60 of 80 jobs"
+    result = sweep(**SMALL, arch=["ring", "ps"], workers=2, jitter=jitters, fidelity="coarse")
+    assert len(bars(result, 0)) == 60
+    assert result.plot().axes[0].get_title() == "60 of 80 jobs"
 
 
 # -- the command line --------------------------------------------------------------------------
@@ -557,11 +559,11 @@ def run(command: str) -> tuple[str, str]:
 
 
 def test_the_command_equals_the_library_call() -> None:
-    found = sweep(model="resnet18", fidelity="fine", arch=["ring", "ps"], workers=[1, 2, 4])
-    assert run(f"{COMMAND} --csv -") == (found.to_csv(), "")
-    assert json.loads(run(f"{COMMAND} --json")[0]) == found.to_dict()
-    table, said = run(COMMAND)
-    assert said == ""
+    result = sweep(model="resnet18", fidelity="fine", arch=["ring", "ps"], workers=[1, 2, 4])
+    assert run(f"{COMMAND} --csv -") == (result.to_csv(), "")
+    assert json.loads(run(f"{COMMAND} --json")[0]) == result.to_dict()
+    table, message = run(COMMAND)
+    assert message == ""
     rows, _, assumed = table.partition("\n\n")
     assert [line.split()[:2] for line in rows.splitlines()[2:]] == [
         [arch, str(workers)] for arch in ("ring", "ps") for workers in (1, 2, 4)
@@ -614,12 +616,12 @@ def test_a_job_file_is_the_base_of_a_sweep(tmp_path: Path) -> None:
 
 
 def test_ignored_options_are_reported_on_standard_error() -> None:
-    done, said = run(
+    done, message = run(
         "sweep --model resnet18 --arch ring,ps --workers 2,3 --servers 1,2 "
         "--global-batch-size 64 --csv -"
     )
     assert len(done.splitlines()) == 1 + 3
-    assert said.splitlines() == [
+    assert message.splitlines() == [
         "note: servers does not apply to ring and is ignored there",
         "skipped 3 jobs (the first: ring, 3 workers): "
         "global_batch_size: 64 samples cannot be split evenly among 3 workers",
@@ -691,8 +693,8 @@ def test_a_figure_of_an_unknown_format_is_refused_immediately(
     pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
     monkeypatch.chdir(tmp_path)
     for command in (f"{COMMAND} --csv a.csv", "predict --model resnet18 --trace a.json"):
-        said = failed(monkeypatch, capsys, f"{command} --plot a.doc")
-        assert said.startswith("plot: cannot write 'doc' files (known: ")
+        message = failed(monkeypatch, capsys, f"{command} --plot a.doc")
+        assert message.startswith("plot: cannot write 'doc' files (known: ")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -700,8 +702,8 @@ def test_a_figure_of_an_unknown_format_is_refused_immediately(
 def test_files_of_a_sweep(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
     table, picture = tmp_path / "a.csv", tmp_path / "a.svg"
-    out, said = run(f"{COMMAND} --csv {table} --plot {picture}")
-    assert said.splitlines() == [f"wrote {table}", f"wrote {picture}"]
+    out, message = run(f"{COMMAND} --csv {table} --plot {picture}")
+    assert message.splitlines() == [f"wrote {table}", f"wrote {picture}"]
     assert "samples/s" in out
     assert table.read_text() == run(f"{COMMAND} --csv -")[0]
     assert picture.read_bytes().startswith(b"<?xml")
