@@ -46,9 +46,9 @@ SINGLE_ERROR = ((2.0, 0.44), (4.0, 0.86), (8.0, 1.72), (math.inf, 3.15))
 and MOST_LAUNCHING come from the other tables."""
 
 RECENT_SINGLE_ERROR = ((2.0, 0.46), (4.0, 0.70), (8.0, 3.02), (math.inf, 7.80))
-"""The same on other devices. 12, 18 and 8 series; medians 0.14, 0.19, 0.51. Up to a ratio of 4 it
-is 0.63, but no less than from several is stated. Farther there are only three series, so the last
-is that of all 20."""
+"""The same on other devices. 14, 19 and 8 series; medians 0.12, 0.22, 0.51. Up to a ratio of 4 it
+is 0.63, but slightly more than from several is stated. Farther there are only three series, so the
+last is that of all 20."""
 
 
 def at_batch_size(
