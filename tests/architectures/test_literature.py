@@ -192,6 +192,7 @@ def test_idleness_falls_with_servers_per_worker() -> None:
     assert min(idle) > 0.0
 
 
+@pytest.mark.slow
 def test_idleness_falls_with_the_batch_size() -> None:
     """Jia et al. 2020, figure 11b: batches of 32, 64, 128."""
     for sync in ("bsp", "asp"):

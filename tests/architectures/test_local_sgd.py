@@ -145,6 +145,7 @@ def test_the_bottleneck_is_averaging_if_that_takes_longest() -> None:
     assert sum(step.seconds for step in result.bottleneck.cycle) == pytest.approx(51.0)
 
 
+@pytest.mark.slow
 def test_a_long_period_takes_no_longer_to_simulate() -> None:
     """Permits take no time and enable each other: the backward walk must not loop among them."""
 

@@ -364,6 +364,7 @@ def test_no_bound_is_asynchronous(duplex: bool, jitter: Jitter | None) -> None:
     same_timing(ssp, {"sync": "asp", "duplex": duplex}, **fields)
 
 
+@pytest.mark.slow
 def test_staleness_grows_with_the_bound() -> None:
     """Missing updates are at most bound x (N - 1) each way, and none beyond the workers' pace."""
     means = []
@@ -390,6 +391,7 @@ def test_an_update_does_not_wait_for_the_backup_workers() -> None:
     assert rates == pytest.approx([1 / 2, 1 / 2, 1 / 20], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_backup_workers_take_the_order_statistic_of_the_step() -> None:
     """With b of N as backups, a step takes the (N - b)-th shortest of N times if all begin
     together; late workers begin late, which only shortens it for the others."""
@@ -430,6 +432,7 @@ def test_an_update_of_several_gradients_is_rarer_and_fresher(softsync: int) -> N
     assert result.staleness.mean == pytest.approx(3 / softsync, abs=0.1)
 
 
+@pytest.mark.slow
 def test_staleness_of_exponential_steps_is_geometric() -> None:
     """P(tau = k) = (1/N) (1 - 1/N)^k for exponential step times of N workers, mean N - 1."""
     work = workload([1.0], [0.0], [1.0])

@@ -102,6 +102,7 @@ def test_it_holds_for_unequal_workers() -> None:
         assert mean_staleness(workers, together, "coarse", **slow) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_it_holds_for_random_steps() -> None:
     """Windows at both ends of the measurement are cut off, hence the tolerance."""
     random_steps = {"jitter": Jitter(0.3), "start": "staggered"}

@@ -64,6 +64,7 @@ def busy(**changes: Any) -> list[float]:
     return [sum(each.values()) / len(each) for each in found]
 
 
+@pytest.mark.slow
 def test_core_utilisation_is_high_and_higher_without_synchronisation() -> None:
     """Table II: 96 % and 98 % of the cores."""
     sync, free = busy()
@@ -72,6 +73,7 @@ def test_core_utilisation_is_high_and_higher_without_synchronisation() -> None:
     assert sync < free
 
 
+@pytest.mark.slow
 def test_canary_workers_of_few_threads_leave_cores_idle() -> None:
     assert max(busy(worker_threads=2)) < 0.6
 
@@ -86,6 +88,7 @@ def idle(latency_s: float, window_bytes: float) -> float:
     return predict(job, rel_ci=0.05).idle_fraction.mean
 
 
+@pytest.mark.slow
 def test_with_a_tcp_window_idleness_follows_latency_even_for_long_steps() -> None:
     """Figure 11c: from 10 % at 10 ms to 72 % at 200 ms."""
     assert idle(0.01, 210e3) == pytest.approx(0.10, abs=0.02)

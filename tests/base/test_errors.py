@@ -390,6 +390,7 @@ def test_a_trace_that_cannot_be_written_leaves_nothing_behind(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_trace_that_fails_half_way_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -96,6 +96,7 @@ def test_factors_are_never_negative() -> None:
     assert (least_absolute(design, sizes**2) >= 0.0).all()
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth() -> None:
     """90 % of intervals should; among 60 synthetic sets at least 80 % do."""
     sizes = np.array(SIZES)

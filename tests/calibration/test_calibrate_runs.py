@@ -421,6 +421,7 @@ def test_unidentifiable_parameters_keep_their_value_with_a_wide_interval() -> No
     assert "latency_s" not in fit.values
 
 
+@pytest.mark.slow
 def test_parameters_identifiable_only_together_are_reported() -> None:
     # one model: a cost per tensor cannot be told from a cost per byte
     truth = {"update_per_tensor_s": 3e-3, "update_per_byte_s": 1e-9}
@@ -460,6 +461,7 @@ def test_held_out_errors_exceed_residuals() -> None:
     assert fit.residuals.worst == pytest.approx(max(inner))
 
 
+@pytest.mark.slow
 def test_held_out_errors_reveal_overfitting() -> None:
     first = fitted().held_out
     second = fit_runs(made(TRUTH, noise=0.5), fit=list(TRUTH)).held_out
@@ -497,6 +499,7 @@ def test_jobs_that_differ_in_workers_are_evaluated_together() -> None:
     assert [group.workers.tolist() for group in groups_of([*jobs, other])] == [[2, 4, 8], [4]]
 
 
+@pytest.mark.slow
 def test_extrapolation_widens_the_interval_and_is_noted() -> None:
     fit = fit_runs(made(TRUTH, workers=(1, 4, 16), noise=0.0), fit=["efficiency"])
 
@@ -728,6 +731,7 @@ def test_a_table_describes_its_runs(folder: Path) -> None:
     assert found.unused == ()
 
 
+@pytest.mark.slow
 def test_runs_of_a_group_are_held_out_together() -> None:
     """Four runs of 8 workers took half as long again: each reveals that of the others, unless all
     are left out."""

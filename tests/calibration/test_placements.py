@@ -434,6 +434,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], te
 COMMAND = "calibrate runs t.csv --cluster expected.toml"
 
 
+@pytest.mark.slow
 def test_the_command_writes_files_that_predict_can_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

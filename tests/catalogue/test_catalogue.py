@@ -170,6 +170,7 @@ def test_an_alias_names_a_device_whose_speed_is_given(alias: str, name: str) -> 
     assert job.workload.device == name
 
 
+@pytest.mark.slow
 def test_one_device_reaches_the_published_throughput() -> None:
     for name in catalogue.model_names():
         profile = catalogue.model(name)

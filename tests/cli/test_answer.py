@@ -92,6 +92,7 @@ def test_verbose_prints_all_figures_and_all_assumptions() -> None:
     assert not any("--verbose" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_explain_prints_all_assumptions() -> None:
     _, lines = printed(f"explain {COMMAND}")
     assert named(lines) == [effect.assumption.name for effect in effects(make_job(**PS))]
@@ -114,6 +115,7 @@ def test_a_sweep_prints_what_its_fastest_job_assumes() -> None:
     assert named(lines) == [each.assumption.name for each in worth]
 
 
+@pytest.mark.slow
 def test_a_long_sweep_prints_its_fastest_jobs() -> None:
     answer, _ = printed("sweep --model resnet18 --arch ring --workers 1..60")
     workers = [int(line.split()[0]) for line in answer[2:-1]]
@@ -174,6 +176,7 @@ def test_a_plan_prints_what_its_first_candidate_assumes() -> None:
 TOO_LARGE = "predict --model alexnet --arch ps --sync asp --workers 10000 --servers 80"
 
 
+@pytest.mark.slow
 def test_a_job_that_is_too_large_to_simulate_is_answered_by_formulas() -> None:
     """With the error of formulas, and the reason."""
     answer, _ = printed(TOO_LARGE)

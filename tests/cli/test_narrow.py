@@ -78,6 +78,7 @@ def _example(line: str) -> bool:
     return line.strip().startswith(("perfmodel ", "torchrun ", "--address", "-m perfmodel"))
 
 
+@pytest.mark.slow
 def test_a_process_takes_the_width_of_its_terminal() -> None:
     seen = on_terminal(perfmodel("show", "ps"), columns=40)
     assert too_wide(seen, 40) == []

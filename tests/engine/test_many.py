@@ -177,7 +177,7 @@ def test_workers_that_have_drifted_apart_fill_both_directions(workers: int, lost
     assert np.sort(found.link_utilisation)[-2:] == pytest.approx([1.0, 1.0], abs=0.05)
 
 
-@pytest.mark.parametrize("workers", [30, 150])
+@pytest.mark.parametrize("workers", [30, pytest.param(150, marks=pytest.mark.slow)])
 def test_canary_workers_that_start_together_take_turns(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +187,7 @@ def test_canary_workers_that_start_together_take_turns(
     assert float(found.iterations_per_s.sum()) < 9.6
 
 
+@pytest.mark.slow
 def test_with_unequal_shares_the_start_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     """AlexNet on a server at 1 Gbps: shares as TCP makes them dissolve bursts, equal ones do not
     (decision 0092). A full link moves its capacity over the model's bytes, in each direction."""
@@ -335,6 +336,7 @@ def test_both_ways_find_the_same_components(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(pairs) == len(set(slow.tolist()))
 
 
+@pytest.mark.slow
 def test_a_thousand_workers_take_little_longer_than_sixty_four() -> None:
     """Processor time of both in the same run; without short runs they would take 16 times as
     long. The small one is simulated first, so that nothing has to be loaded for the other."""

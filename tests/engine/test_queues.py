@@ -35,6 +35,7 @@ def taken(w: Any) -> int:
     return op
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("priorities", [1, 2, 5])
 @pytest.mark.parametrize("seed", range(5))
 def test_ops_leave_by_priority_then_time_then_id(priorities: int, seed: int) -> None:

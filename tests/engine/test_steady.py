@@ -306,6 +306,7 @@ def test_memory_does_not_grow_with_the_number_of_iterations() -> None:
     assert long[1] < 1.2 * short[1]
 
 
+@pytest.mark.slow
 def test_a_long_run_reports_progress() -> None:
     calls: list[tuple[int, int]] = []
     found = simulate(

@@ -387,6 +387,7 @@ def test_asynchronous_workers_go_on_until_all_are_done() -> None:
     assert len(slow.computed_s) >= 6
 
 
+@pytest.mark.slow
 def test_canary_workers_that_stop_alone_are_noticed() -> None:
     _, _, (fast, _) = trained(math.inf, workers=2, together=True)
     assert len(fast.computed_s) == 6

@@ -110,6 +110,7 @@ def test_a_loss_needs_a_language_model() -> None:
         plan(**ONE, workers=[8], loss=2.1)
 
 
+@pytest.mark.slow
 def test_the_noise_scale_by_hand() -> None:
     """Noise scale 1000, given for updates of 256: 512 need (1000 + 512) / 1256 times the samples,
     and 256 updates' samples as given."""
@@ -135,6 +136,7 @@ def test_the_noise_scale_changes_the_choice() -> None:
     assert small.first.workers == 8
 
 
+@pytest.mark.slow
 def test_workers_on_their_own_update_with_their_own_batch() -> None:
     given: dict[str, Any] = {**ONE, "arch": ["asp"], "workers": [8], "servers": [4]}
     given |= {"dataset_size": 1281167, "noise_scale_samples": 1000.0, "reference_batch_size": 64}

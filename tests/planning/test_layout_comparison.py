@@ -28,6 +28,7 @@ def found() -> LayoutComparison:
     return compare_layouts(**SMALL, **AXES, arch=["ring", "zero1"])
 
 
+@pytest.mark.slow
 def test_each_layout_is_that_of_a_prediction(found: LayoutComparison) -> None:
     """Rates, bubbles and memory equal those of the job that a user makes of the layout."""
     assert len(found.layouts) == found.evaluated == 2 * 2 * 3

@@ -166,6 +166,7 @@ def test_a_bound_above_the_times_is_seen(monkeypatch: pytest.MonkeyPatch) -> Non
     assert other.first.throughput_samples_per_s < kept.first.throughput_samples_per_s
 
 
+@pytest.mark.slow
 def test_a_bound_of_memory_above_what_is_needed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planted error in the least memory rules out the best layout."""
     given = {**SMALL, "tensor": (2,), "pipeline": (2, 4), "arch": ("zero1",)}
@@ -175,6 +176,7 @@ def test_a_bound_of_memory_above_what_is_needed_is_seen(monkeypatch: pytest.Monk
     assert other.first.throughput_samples_per_s < kept.first.throughput_samples_per_s
 
 
+@pytest.mark.slow
 def test_a_schedule_that_keeps_more_rules_out_no_other() -> None:
     """GPipe keeps all micro-batches, and does not fit where 1F1B does; a schedule with one chunk
     per stage is no reason to leave out all others."""

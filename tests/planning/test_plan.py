@@ -315,6 +315,7 @@ def test_the_instances_with_an_a10g_are_candidates() -> None:
     assert {each.device for each in result.ranked} == {"a10g", "v100"}
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_library_result(tmp_path: Path) -> None:
     words = "plan --model resnet50 --instance p3.16xlarge,p3.2xlarge --arch ring,ps --workers 8,16"
     words += " --batch-size 64 --servers 2 --dataset-size 1281167 --epochs 90 --deadline 100h"

@@ -154,6 +154,7 @@ def test_time_and_cost_of_a_candidate_by_hand() -> None:
     assert first.time_interval_s == first.with_failures.interval_s
 
 
+@pytest.mark.slow
 def test_few_devices_win_when_failures_are_frequent() -> None:
     """Expected times decide: without failures 32 workers are faster than 8, with many slower."""
     given = {**ONE, "workers": [8, 32]}
@@ -162,6 +163,7 @@ def test_few_devices_win_when_failures_are_frequent() -> None:
     assert plan(**given, **AMOUNT, failures=often).first.workers == 8
 
 
+@pytest.mark.slow
 def test_the_formulas_of_all_candidates_are_those_of_the_predicted_ones() -> None:
     """The front has expected times of candidates that were never predicted."""
     made = plan(**{**ONE, "workers": [8, 16, 24, 32, 40, 48]}, **AMOUNT, failures=OFTEN, top=1)

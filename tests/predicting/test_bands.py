@@ -197,10 +197,12 @@ def of_many_workers() -> list[tuple[float, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_declared_bands_hold_for_many_workers() -> None:
     assert np.mean([abs(error) <= p90 for error, p90 in of_many_workers()]) >= 0.8
 
 
+@pytest.mark.slow
 def test_canary_formulas_of_many_workers_that_are_slower_are_noticed() -> None:
     held = [abs(1.05 * (1.0 + error) - 1.0) <= p90 for error, p90 in of_many_workers()]
     assert np.mean(held) < 0.5
@@ -233,6 +235,7 @@ def test_unmeasured_classes_are_simulated(monkeypatch: pytest.MonkeyPatch) -> No
     assert predict(job, fidelity="auto", tolerance=1.0).fidelity == "fine"
 
 
+@pytest.mark.slow
 def test_simulations_are_kept_until_the_graph_changes(tmp_path) -> None:  # type: ignore[no-untyped-def]
     jobs = [one for one in first_cells(FIRST)[:60] if known(one) and one.job.workers <= 3][:3]
     kept = tmp_path / "kept.jsonl"

@@ -200,6 +200,7 @@ def test_one_slow_link(arch: str, options: dict[str, Any], slower: float) -> Non
     assert off <= TOLERANCE or predict(one, fidelity="auto", rel_ci=0.1).fidelity == "fine"
 
 
+@pytest.mark.slow
 def test_a_slow_link_delays_all_gossiping_workers() -> None:
     """Every worker sends over it sometimes and must wait: without that, 5 times too fast."""
     assert abs(error(slow_link("gosgd", {"probability": 1.0, "queue": 1}, 6, 0.1))) < 0.25

@@ -448,6 +448,7 @@ def test_a_workload_without_keys_cannot_be_divided() -> None:
         job(plain)
 
 
+@pytest.mark.slow
 def test_the_command_line_names_the_number() -> None:
     line = "-m perfmodel predict --model llama-8b --device h100 --arch ring --context 64"
     line += " --context-exchange all-to-all"

@@ -47,6 +47,7 @@ def test_speeds_are_those_of_jobs_with_fewer_workers() -> None:
     assert relative[-1] == 1.0
 
 
+@pytest.mark.slow
 def test_expected_time_and_nodes_are_those_of_simulated_runs() -> None:
     """Workers on their own go on while others are taken away, as CM-DARE's."""
     run, training = run_of(JOB, SPOT), predict(JOB, **LARGE).training
@@ -68,6 +69,7 @@ def test_expected_time_and_nodes_are_those_of_simulated_runs() -> None:
     assert run_of(JOB, rigid).expected_s > 1.2 * run.expected_s
 
 
+@pytest.mark.slow
 def test_resizing_takes_the_restart_unless_workers_are_on_their_own() -> None:
     ring = make_job(model="resnet50", device="v100", arch="ring", workers=8, batch_size=32)
     assert elastic.change_s(ring, SPOT) == 600.0

@@ -195,6 +195,7 @@ def test_one_worker_has_no_model_error() -> None:
     assert answer.interval.parts.extrapolation == 0.0
 
 
+@pytest.mark.slow
 def test_a_short_simulation_widens_the_interval() -> None:
     shaken = job(jitter=Jitter(0.3), arch="asp")
     sure, rough = predict(shaken, rel_ci=0.01), predict(shaken, rel_ci=0.1)

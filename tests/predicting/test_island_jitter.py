@@ -63,6 +63,7 @@ def test_a_round_varies_as_the_sum_of_its_steps(devices: int, steps: int, kind: 
     assert found.cv == pytest.approx(drawn_cv(devices, steps, jitter), rel=0.03)
 
 
+@pytest.mark.slow
 def test_nine_steps_of_one_device_vary_a_third_as_much_as_one() -> None:
     """The sum of nine independent times has 9 times the mean and 3 times the deviation. The device
     counts as one of few quantiles, whose deviation is within 1 %."""

@@ -297,6 +297,7 @@ def test_asynchronous_outer_steps() -> None:
     assert (p.model_age.exchange_every, p.model_age.mean) == (4.0, 1.5)
 
 
+@pytest.mark.slow
 def test_a_quorum_and_a_bound_of_outer_steps() -> None:
     """Two of three make an update; a bound of 0 is a barrier."""
     where = nodes(2)
@@ -414,6 +415,7 @@ def test_sweeps_vary_islands() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_requirements_and_advice_keep_islands() -> None:
     """A prediction confirms that the aim is met, and changes keep the islands."""
     given: dict[str, Any] = {

@@ -45,6 +45,7 @@ SPACES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
 @pytest.mark.parametrize("more", SPACES)
 def test_no_first_stage_allocates_less(more: dict[str, Any], framework: str) -> None:

@@ -135,6 +135,7 @@ def one_replica_s(x: np.ndarray) -> float:
     return float(np.mean(times))
 
 
+@pytest.mark.slow
 def test_unequal_micro_batches_make_bubbles() -> None:
     """A replica with two stages, whose micro-batches take equally much longer on both."""
     x = factors(1, 4000 * 4).reshape(4000, 4)
@@ -383,6 +384,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert str(done.exception) == "document_spread: needs document_length"
 
 
+@pytest.mark.slow
 def test_sweeps_and_changes() -> None:
     several = sweep(**{**LLAMA, "document_length": [1000, 4000]}, fidelity="coarse")
     speeds = [one.throughput_samples_per_s for one in several.predictions]

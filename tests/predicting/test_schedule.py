@@ -399,6 +399,7 @@ def test_recording_does_not_change_predictions() -> None:
     assert predict(asynchronous()).to_dict() == result.to_dict()
 
 
+@pytest.mark.slow
 def test_there_is_no_schedule_without_a_simulation() -> None:
     coarse = predict(asynchronous(), fidelity="coarse")
     with pytest.raises(InputError, match="schedule: a coarse prediction has no timeline"):

@@ -6,11 +6,14 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 MOST, MOST_UPWARD = 1920, 145
 """Most calls between modules, and most of them upward, in ``perfmodel predict`` of a small job with
 its table of assumptions: 22 evaluations of the formulas."""
 
 
+@pytest.mark.slow
 def test_a_prediction_does_not_jump_between_modules() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.crossings"], capture_output=True, text=True, check=True

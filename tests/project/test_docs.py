@@ -189,7 +189,7 @@ def _tidy(text: str) -> str:
 
 
 @pytest.mark.family("pages")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "page",
     [pytest.param(p, marks=[pytest.mark.slow] if p.stem in SLOW else []) for p in PAGES],

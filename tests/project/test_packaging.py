@@ -353,6 +353,7 @@ def test_profiles_are_found_in_a_bare_checkout(tree: Path, tmp_path: Path) -> No
     check(found, tree, "in plain Python, many times slower, without compiled code: it was not comp")
 
 
+@pytest.mark.slow
 def test_missing_profiles_are_reported(tree: Path, tmp_path: Path) -> None:
     shutil.copytree(tree / "perfmodel", tmp_path / "perfmodel")
     code = (
@@ -378,6 +379,7 @@ def test_canary_a_misplaced_file_is_noticed(name: str) -> None:
     assert misplaced([*right, name], "1.0") == [name]
 
 
+@pytest.mark.slow
 def test_canary_another_installation_is_noticed(tmp_path: Path) -> None:
     dependencies = folder_of("msgspec")
     found = run(sys.executable, "-c", PROBE, *dependencies, cwd=tmp_path, path=[str(ROOT)])

@@ -347,6 +347,7 @@ def test_memory_is_bounded_by_staleness(
     assert few > models  # something is measured
 
 
+@pytest.mark.slow
 def test_canary_old_versions_take_memory() -> None:
     """If models travel for longer, more versions are kept."""
     slow, fast = (

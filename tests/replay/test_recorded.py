@@ -135,6 +135,7 @@ def test_elastic_averaging_has_its_closed_form() -> None:
     assert loss == pytest.approx(1.0 + 1.5 * centre**2, rel=1e-10)
 
 
+@pytest.mark.slow
 def test_staleness_in_the_replay_follows_the_schedule() -> None:
     schedule = recorded("asp", gradients=200)
     divided = run(schedule, Optimizer(learning_rate=0.1, by_staleness=True))

@@ -110,6 +110,7 @@ def test_changes_have_flags_where_the_command_line_has_them() -> None:
     assert cluster.nic != catalogue.cluster(cluster.name).nic
 
 
+@pytest.mark.slow
 def test_studies_take_a_job_and_changes_of_it() -> None:
     other: dict[str, Any] = {"model": "resnet50", "device": "v100", "arch": "ring", "workers": 8}
     job = make_job(**{**other, "workers": 4})

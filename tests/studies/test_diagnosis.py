@@ -161,6 +161,7 @@ def test_probabilities_by_hand() -> None:
     assert result.slower == pytest.approx(2.5)
 
 
+@pytest.mark.slow
 def test_a_run_as_fast_as_predicted_has_no_cause() -> None:
     result = diagnose(measured(JOB, *PARTS[1:]), JOB)
     assert result.first.cause == AS_PREDICTED

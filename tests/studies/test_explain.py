@@ -90,6 +90,7 @@ def solved(one: Job, text: str) -> float:
     return float(expression.subs(values))
 
 
+@pytest.mark.slow
 def test_two_jobs_are_equally_fast_at_their_crossover() -> None:
     first = measured("ring", {"overlap": False}, cluster=ETHERNET)
     second = measured("asp", cluster=ETHERNET)
@@ -168,6 +169,7 @@ def test_formulas_are_printed_with_all_their_symbols(name: str) -> None:
     assert values["latex"].count("{") == values["latex"].count("}")
 
 
+@pytest.mark.slow
 def test_options_change_the_formula() -> None:
     overlapping = formula(measured("bsp"))
     apart = formula(measured("bsp", {"overlap": False}))

@@ -120,6 +120,7 @@ def test_an_impossible_alternative_is_left_out_with_its_reason() -> None:
     assert switch.unvaried.startswith("True: local_aggregation: cannot be combined")
 
 
+@pytest.mark.slow
 def test_simulations_are_compared_with_a_simulation() -> None:
     small = {"model": "resnet18", "arch": "ps", "workers": 2}
     result = sensitivity(**small, fidelity="fine")

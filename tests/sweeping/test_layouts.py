@@ -345,6 +345,7 @@ def test_divided_sequences_equal_their_predictions(arch: str) -> None:
         assert result.step_s[k] == pytest.approx(step_s, rel=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("links_apart")
 def test_divided_experts_equal_their_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     """As arrays, without a prediction of any of them but of a single device's."""
@@ -397,6 +398,7 @@ def test_exchanges_with_experts_and_their_gradients_are_seen(
     assert not np.isclose(np.sort(of_experts().step_s), kept, rtol=1e-6).any()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("links_apart")
 def test_tied_tables_equal_their_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first and the last stage sum the gradients of a table that both have; within arrays."""

@@ -44,6 +44,7 @@ def test_transformed_images_move_more_values() -> None:
     assert seconds == pytest.approx(3.25 * 4e6 / (ACHIEVED * 1e12), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_it_is_a_formula_of_arrays_and_symbols() -> None:
     m = np.array([1e3, 1e4])
     each = [winograd_s(one, 64.0, 64.0, 1e5, FAST, 80.0, 1e12) for one in m]

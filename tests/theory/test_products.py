@@ -160,6 +160,7 @@ def test_long_kernels_reach_the_limit_of_power() -> None:
         assert seconds == pytest.approx(1e-5 + 2e-3 * (1.0 + 0.1 * part))
 
 
+@pytest.mark.slow
 def test_attention_of_arrays_and_symbols_agrees() -> None:
     draw = np.random.default_rng(6)
     rates = AttentionRates(6e14, 2e12, 1e-5, 1e-6, 0.5, 0.3, 0.6, 2.0, 64.0, 1e12, 3e-9, 0.1)

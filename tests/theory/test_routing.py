@@ -96,6 +96,7 @@ def test_the_monte_carlo_notices_another_number_of_active_experts() -> None:
     assert skewed != pytest.approx(mean, rel=MONTE_CARLO)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("experts", "active", "devices", "skew"),
                          [(64, 8, 16, 0.8), (128, 8, 8, 1.2), (256, 8, 64, 0.6)])  # fmt: skip
 def test_orders_of_experts_are_averaged(

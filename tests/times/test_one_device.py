@@ -38,6 +38,7 @@ def compute_s(**arguments: Any) -> float:
     return make_job(**arguments).workload.compute_s
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("batch_size", [1, 32, 100, 256])
 @pytest.mark.parametrize("device", ["v100", "t4", "cpu-epyc-2core"])
 @pytest.mark.parametrize("fidelity", ["fine", "coarse"])
@@ -313,6 +314,7 @@ def test_a_sweep_varies_the_speed_but_keeps_it_to_one_measurement() -> None:
     assert (half < whole, whole) == (True, pytest.approx(0.5, rel=1e-12))
 
 
+@pytest.mark.slow
 def test_studies_of_other_batch_sizes_keep_the_speed_at_that_of_the_job() -> None:
     job = {
         **V100, "cluster": ETHERNET, "workers": 8, "batch_size": 64,
