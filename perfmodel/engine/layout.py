@@ -357,7 +357,7 @@ def _probes(graph: OpGraph, extras: Extras, logged: Refs) -> tuple[Records, Refs
 
     Logged ops also get lists, even if they are empty.
     """
-    n_probes = len(graph.probe_open)
+    n_probes, n_ops = len(graph.probe_open), graph.n_ops
     probes = np.zeros(n_probes, DTYPES["probes"])
     probes["counter"], probes["group"] = graph.probe_counter, graph.probe_group
     probes["open"] = graph.probe_lag
@@ -373,15 +373,16 @@ def _probes(graph: OpGraph, extras: Extras, logged: Refs) -> tuple[Records, Refs
         graph.probe_open[~ready],
     ]
     what: list[Ids | Refs] = [ids[ready], ids, graph.counter_ids, ids[~ready]]
-    watching = np.concatenate(ops_of).astype(np.int64)
-    order = np.lexsort((np.repeat(np.arange(4), [len(x) for x in what]), watching))
-    watched = np.concatenate(what)[order].astype(np.int32)
-    seen = np.flatnonzero(np.bincount(watching, minlength=graph.n_ops) + logged)
-    at = starts(np.bincount(np.searchsorted(seen, watching), minlength=len(seen)))
-    edge = at[:-1].copy()
+    watching = np.concatenate(ops_of)
+    order = np.argsort(watching, kind="stable")  # keeps the order of the four kinds
+    watched = np.concatenate(what).astype(np.int32)[order]
+    counts = np.bincount(watching, minlength=n_ops)
+    seen = np.flatnonzero(counts + logged)
+    at = starts(counts[seen])
+    edge = at[:-1]
     for name, some in zip(("ready", "close", "rise", "open"), ops_of, strict=True):
         extras.set(name, seen, edge)
-        edge = edge + np.bincount(np.searchsorted(seen, some), minlength=len(seen))
+        edge = edge + np.bincount(some, minlength=n_ops)[seen]
     extras.set("end", seen, at[1:])
     extras.set("log", seen, logged[seen])
     return probes, watched, int(stamps[-1])

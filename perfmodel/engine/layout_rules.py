@@ -28,14 +28,17 @@ class Extras:
 
     def records(self) -> Records:
         """Make the records of ops that have any; their index is stored in the ops."""
-        every = np.concatenate([ops for _, ops, _ in self._set])
-        having = np.flatnonzero(np.bincount(every, minlength=len(self._ops)))
-        self._ops["extra"][having] = np.arange(len(having))
-        extras = np.zeros(len(having), DTYPES["extras"])
-        for field in extras.dtype.names or ():
-            extras[field] = 0 if field in ("latency", "log", "arrived") else NONE
+        having = np.zeros(len(self._ops), np.bool_)
+        for _, ops, _ in self._set:
+            having[ops] = True
+        number = np.cumsum(having, dtype=np.int32) - 1
+        self._ops["extra"][having] = number[having]
+        ordinary = np.zeros(1, DTYPES["extras"])
+        for field in ordinary.dtype.names or ():
+            ordinary[field] = 0 if field in ("latency", "log", "arrived") else NONE
+        extras = np.repeat(ordinary, int(having.sum()))
         for field, ops, values in self._set:
-            extras[field][self._ops["extra"][ops]] = values
+            extras[field][number[ops]] = values
         return extras
 
 

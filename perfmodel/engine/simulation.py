@@ -348,9 +348,9 @@ def _runs(
     """Return the totals of runs of at least ``rounds`` after the warm-up, and their interval.
 
     There are as many runs as the interval needs, or fewer if they have to become longer anyway; one
-    if many workers keep a resource busy all the time, so that other starts cannot be faster.
+    if many workers keep a resource busy all the time, so that other starts cannot be faster
+    (decision 0097).
     """
-    from perfmodel.engine.leads import ties_of
     from perfmodel.engine.warmup import warm_up
 
     runs: list[tuple[Totals, Pilot]] = []
@@ -368,7 +368,7 @@ def _runs(
             runs.append((run.totals() - begin, pilot))
         if len(runs) >= fewest:
             ci = _ci(graph, [totals for totals, _ in runs])
-        elif short_runs(graph) and not ties_of(graph).any:
+        elif short_runs(graph):
             ci = RESOLUTION_OF_SHORT * rel_ci if saturated(graph, runs[0][0], rel_ci) else inf
         if progress is not None:
             expected = fewest if ci == inf else _expected(len(runs), ci / rel_ci, MOST_RUNS)

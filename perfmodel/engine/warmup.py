@@ -127,12 +127,13 @@ def _short(run: Simulation, rel_ci: float, least_spans: int, progress: Progress 
     leads = [0.0]
     most = max(MOST_PILOT_ROUNDS // run.span, least_spans)
     spans = max(SHORT_PILOT + 2 * ties.any, least_spans)
-    marks, clocks = [run.totals()], [run.clock()]
+    marks = [run.totals()]
+    clocks = [_clock(run, marks[-1])]
     while True:
         for done in range(len(clocks), spans + 1):
             run.advance(done * run.span)
-            clocks.append(run.clock())
             marks.append(run.totals())
+            clocks.append(_clock(run, marks[-1]))
             if ties.any:
                 leads.append(ties.lead(run.world))
             forget_gap(run.world)
@@ -152,3 +153,8 @@ def _short(run: Simulation, rel_ci: float, least_spans: int, progress: Progress 
         if settled or spans >= most:
             return Pilot(marks[begin], clocks[begin:], spans, reached * run.span, loss, drift)
         spans += max(spans // 2 // SHORT_PART, 1)
+
+
+def _clock(run: Simulation, sums: Totals) -> Clock:
+    """Return the clock at which the totals of a short run were taken."""
+    return float((sums.progress * run.graph.group_count).sum()), sums.time

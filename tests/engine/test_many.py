@@ -207,13 +207,13 @@ def iterations_per_s(job: Job) -> float:
     return float(simulate(build_graph(job), rel_ci=0.03).iterations_per_s.sum())
 
 
-def of_small_updates(workers: int = 200) -> OpGraph:
+def of_small_updates(workers: int = 200, arch: str = "asp") -> OpGraph:
     """As :func:`full`, with eight updates of 0.00625 s in place of two of 0.025 s."""
     job = make_job(
         workload=workload([0.125] * 8, [0.25] * 8, [1.0] * 8, batch_size=4),
         cluster=cluster(1000.0, update_per_tensor_s=FULL_S / 8.0),
         workers=workers,
-        arch="asp",
+        arch=arch,
     )
     return build_graph(job)
 
@@ -228,8 +228,9 @@ def test_the_utilisation_of_a_full_server_by_hand() -> None:
     assert progress.busy_for_sure(large, np.ones(200), 10.0) == 0.0  # an update is half of the work
 
 
-def test_one_start_is_enough_if_a_server_is_always_busy() -> None:
-    found = simulate(of_small_updates())
+@pytest.mark.parametrize("arch", ["asp", "ssp"])
+def test_one_start_is_enough_if_a_server_is_always_busy(arch: str) -> None:
+    found = simulate(of_small_updates(arch=arch))
     assert found.runs == 1
     assert float(found.iterations_per_s.sum()) == pytest.approx(20.0, rel=found.ci_fraction)
     assert 0.0025 <= found.ci_fraction <= 0.01
