@@ -43,7 +43,7 @@ CAST_BYTES = 3.0
 """Bytes of an activation, and those read and written to make 8 bits of it."""
 
 
-class Layers(NamedTuple):
+class ExpertLayers(NamedTuple):
     """Layers of experts, each field of shape (layers,).
 
     ``rows`` is the number of pairs of tokens and experts of the device, of ``groups`` experts,
@@ -60,9 +60,9 @@ class Layers(NamedTuple):
     even: Floats
     elsewhere: Floats
 
-    def at(self, index: Ids | slice) -> Layers:
+    def at(self, index: Ids | slice) -> ExpertLayers:
         """Return some of the layers."""
-        return Layers(*(field[index] for field in self))
+        return ExpertLayers(*(field[index] for field in self))
 
     @property
     def wide(self) -> NDArray[np.bool_]:
@@ -70,14 +70,14 @@ class Layers(NamedTuple):
         return np.asarray(self.rows / self.groups >= 64.0)
 
 
-def layers_of(columns: Mapping[str, Floats]) -> Layers:
+def layers_of(columns: Mapping[str, Floats]) -> ExpertLayers:
     """Return the layers of :data:`COLUMNS` and ``skew``, exponents of power laws or 0 for none."""
     tokens, hidden, inner, active, experts, tensor, devices = (columns[name] for name in COLUMNS)
     keys = zip(tokens, active, experts, devices, columns["skew"], strict=True)
     loads = np.array([_load(*(float(value) for value in key)) for key in keys]).reshape(-1, 2).T
     ungated = (hidden == UNGATED[0]) & (inner == UNGATED[1])
     part = inner / tensor
-    return Layers(
+    return ExpertLayers(
         tokens, hidden, part, np.where(ungated, part, 2.0 * part), loads[0], loads[1],
         np.asarray(columns["skew"] == 0.0, np.float64), np.maximum(tokens * active - loads[0], 0.0),
     )  # fmt: skip
@@ -102,7 +102,7 @@ def skew_of(distribution: str) -> float:
 
 
 def fused_s(
-    layers: Layers,
+    layers: ExpertLayers,
     rates: GroupedRates,
     elsewhere: Quantity,
     bandwidth_bytes_per_s: float,

@@ -10,7 +10,7 @@ import msgspec
 
 from perfmodel.base.errors import InputError
 from perfmodel.base.units import show
-from perfmodel.traces.exchanges import PAIRED, Exchange
+from perfmodel.traces.exchanges import PAIRED, TracedExchange
 from perfmodel.traces.ranks import RankTrace
 
 P2P = "p2p"
@@ -48,7 +48,7 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool = True
 
 
-Told = list[tuple[int, Exchange]]
+Told = list[tuple[int, TracedExchange]]
 """Works (indices) and exchanges of a rank, in order."""
 
 
@@ -79,7 +79,7 @@ def meetings(traces: Sequence[RankTrace]) -> list[Meeting]:
     return _shortest(found)
 
 
-def _peer(each: Exchange, trace: RankTrace, places: Mapping[int | None, int]) -> int:
+def _peer(each: TracedExchange, trace: RankTrace, places: Mapping[int | None, int]) -> int:
     if each.peer is None:
         raise InputError(
             f"{trace.path}: a {each.operation} in group {each.group!r} does not tell its peer"
@@ -147,7 +147,7 @@ def _same_order(
             )
 
 
-def _words(exchange: Exchange) -> str:
+def _words(exchange: TracedExchange) -> str:
     return f"{exchange.operation} of {show(exchange.bytes, 'bytes')}"
 
 

@@ -304,7 +304,7 @@ def _fitted(
     return fit.cost(x, 1.0), figures
 
 
-class Split(NamedTuple):
+class HeldOutRows(NamedTuple):
     """Rows that the error is measured on, as a mask, and the numbers of those of a regression."""
 
     left_out: NDArray[np.bool_]
@@ -316,10 +316,10 @@ def _error(predicted: Any, measured: Floats) -> float:
     return rounded(float(np.quantile(np.abs(predicted / measured - 1.0), 0.9)), 3)
 
 
-def _split(count: int) -> Split:
+def _split(count: int) -> HeldOutRows:
     draw = np.random.default_rng(0)
     left_out = draw.random(count) < LEFT_OUT
-    return Split(left_out, draw.permutation(np.flatnonzero(~left_out))[:MOST_ROWS])
+    return HeldOutRows(left_out, draw.permutation(np.flatnonzero(~left_out))[:MOST_ROWS])
 
 
 def _peak(device: Device, precision: str) -> float:

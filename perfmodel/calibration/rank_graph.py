@@ -22,7 +22,7 @@ from perfmodel.traces.ranks import RankTrace
 LAUNCH, AWAITED = "launch", "awaited"
 
 
-class Point(NamedTuple):
+class HostMoment(NamedTuple):
     """A moment on the host: the launch ``of`` a work, or the end of a wait."""
 
     at_s: float
@@ -37,7 +37,7 @@ class RankTimes(NamedTuple):
     ``lengths`` and the unexplained time before it, ``delays`` (works,).
     """
 
-    points: tuple[Point, ...]
+    points: tuple[HostMoment, ...]
     pauses: Floats
     lengths: Floats
     delays: Floats
@@ -53,11 +53,11 @@ class Joined(NamedTuple):
 def times_of(trace: RankTrace) -> RankTimes:
     """Pauses of the host, and times of works."""
     points = [
-        Point(work.launched_s, LAUNCH, i)
+        HostMoment(work.launched_s, LAUNCH, i)
         for i, work in enumerate(trace.works)
         if work.launched_s is not None
     ]
-    points += [Point(wait.end_s, AWAITED, k) for k, wait in enumerate(trace.waits)]
+    points += [HostMoment(wait.end_s, AWAITED, k) for k, wait in enumerate(trace.waits)]
     points.sort()
     pauses, now = [], trace.start_s
     for point in points:

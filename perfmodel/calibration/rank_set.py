@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.base.errors import InputError
-from perfmodel.traces.exchanges import PAIRED, Exchange
+from perfmodel.traces.exchanges import PAIRED, TracedExchange
 from perfmodel.traces.ranks import RankTrace, read_rank
 
 TOGETHER, TOGETHER_S = 3.0, 1e-4
@@ -102,12 +102,12 @@ def _known(traces: Sequence[RankTrace], groups: Groups) -> list[RankTrace]:
 
 
 def _placed(
-    each: Exchange,
+    each: TracedExchange,
     trace: RankTrace,
     own: Groups,
-    told: Mapping[int | None, Sequence[Exchange]],
+    told: Mapping[int | None, Sequence[TracedExchange]],
     ends_s: Mapping[str, Mapping[int, Sequence[float]]],
-) -> Exchange:
+) -> TracedExchange:
     """An exchange in the group that it can be in."""
     rank = trace.rank or 0
     if each.operation not in PAIRED:
@@ -147,11 +147,11 @@ def _together(fits: Groups, ends_s: Mapping[int, Sequence[float]]) -> str:
     return max(alike, key=lambda name: len(fits[name]))
 
 
-def _sizes(told: Sequence[Exchange], operation: str, peer: int | None = None) -> list[float]:
+def _sizes(told: Sequence[TracedExchange], operation: str, peer: int | None = None) -> list[float]:
     return [e.bytes for e in told if e.operation == operation and e.peer == peer]
 
 
-def _ambiguous(trace: RankTrace, each: Exchange, fits: Groups) -> InputError:
+def _ambiguous(trace: RankTrace, each: TracedExchange, fits: Groups) -> InputError:
     which = ", ".join(f"{name} {list(ranks)}" for name, ranks in fits.items())
     said = f"may be in any of several groups ({which})" if fits else "fits none of its groups"
     return InputError(

@@ -71,7 +71,7 @@ Exact = Callable[[Floats, NDArray[np.int64]], Floats]
 """Maps a point (parameters,) and row numbers to the exact misfits of these rows."""
 
 
-class Known(msgspec.Struct, frozen=True):
+class Determination(msgspec.Struct, frozen=True):
     """Status of a parameter, its 90 % interval, and the parameter it is most correlated with."""
 
     status: Status
@@ -379,7 +379,7 @@ class Regression:
         known = WEIGHT + MEDIAN_EFFICIENCY * self._free(x)
         return float(stdtrit(known, 0.95) / ndtri(0.95))
 
-    def identified(self, x: Floats, scale: float) -> dict[str, Known]:
+    def identified(self, x: Floats, scale: float) -> dict[str, Determination]:
         """Status and interval of each parameter, by name."""
         if not self.names:
             return {}
@@ -395,7 +395,7 @@ class Regression:
             elif other is not None and alone[i] < IDENTIFIED * self.prior[i]:
                 status = "confounded"
             p = self.parameters[name]
-            known[name] = Known(status, float(p.at(low)), float(p.at(high)), other)
+            known[name] = Determination(status, float(p.at(low)), float(p.at(high)), other)
         return known
 
     def _ends(

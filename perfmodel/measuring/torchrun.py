@@ -114,7 +114,7 @@ def launch(processes: int, words: Sequence[str]) -> int:
     return 0
 
 
-class Group:
+class RankGroup:
     """All processes of a run, connected.
 
     Attributes
@@ -189,7 +189,7 @@ class Group:
 
 
 @contextmanager
-def connected(place: ProcessPlace, backend: str, *, timeout_s: float) -> Iterator[Group]:
+def connected(place: ProcessPlace, backend: str, *, timeout_s: float) -> Iterator[RankGroup]:
     """Connect the processes of a run, until the end of the block.
 
     Raises
@@ -217,7 +217,7 @@ def connected(place: ProcessPlace, backend: str, *, timeout_s: float) -> Iterato
         distributed.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
         gloo = backend == "gloo"
         control = distributed.group.WORLD if gloo else distributed.new_group(backend="gloo")
-        yield Group(place, distributed, device, control)
+        yield RankGroup(place, distributed, device, control)
     except RuntimeError as error:  # also the errors of torch.distributed
         text = str(error).strip().partition("\n")[0]
         raise LostError(f"rank {place.rank}: {text}") from error

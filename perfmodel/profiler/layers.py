@@ -19,8 +19,8 @@ from perfmodel.inputs.profile import Layer, Tensor as ProfileTensor
 from perfmodel.profiler.operators import (
     FUSED_ATTENTION,
     GROUPED,
-    Recorded,
-    Recorder,
+    OperatorRecorder,
+    RecordedOperator,
     all_divided,
     grouped_flop,
     per_sample,
@@ -57,7 +57,7 @@ class ObservedLayer:
     activation_bytes: float = 0.0
     saved_bytes: float = 0.0
     temporary_bytes: float = 0.0
-    operators: list[Recorded] = field(default_factory=list)
+    operators: list[RecordedOperator] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class _Call:
     activation_bytes: float = 0.0
     saved_bytes: float = 0.0
     temporary_bytes: float = 0.0
-    operators: list[Recorded] = field(default_factory=list)
+    operators: list[RecordedOperator] = field(default_factory=list)
 
 
 class Inspection:
@@ -145,9 +145,9 @@ class Inspection:
         self._autocast = ""
         self._recomputing = in_backward()
         self._passes = 0
-        self._first: list[Recorded] = []
+        self._first: list[RecordedOperator] = []
         self._keys: dict[int, object] = {}
-        self._recorder = Recorder(self._add_operator, self._key)
+        self._recorder = OperatorRecorder(self._add_operator, self._key)
         self._counter = _flop_counter(self._add_flop, self._recorder)
         self._counting = ExitStack()
         self._reference = import_torch().multiprocessing.reductions.StorageWeakRef
@@ -270,7 +270,7 @@ class Inspection:
         if self._recomputing():
             return
         operators = self._calls[-1].operators if self._calls else self._first
-        operators.append(Recorded(shape, self._passes - 1))
+        operators.append(RecordedOperator(shape, self._passes - 1))
 
     def _add_activations(self, outputs: list[Tensor]) -> None:
         for tensor in outputs:
@@ -451,7 +451,7 @@ def _ungrouped(packet: object, args: Sequence[Any]) -> list[Any]:
 
 
 def _flop_counter(
-    add: Callable[[float], None], recorder: Recorder
+    add: Callable[[float], None], recorder: OperatorRecorder
 ) -> AbstractContextManager[object]:
     """Return a context that reports the flop of each operation to ``add``, as PyTorch counts it,
     and each operation to ``recorder``."""
@@ -462,7 +462,7 @@ def _flop_counter(
     attention = flop_registry[torch.ops.aten._scaled_dot_product_flash_attention]
     on_cpu = "aten._scaled_dot_product_flash_attention_for_cpu"  # missing in the registry
 
-    class Counter(TorchDispatchMode):  # type: ignore[misc]
+    class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(
             self,
             function: Any,
@@ -483,4 +483,4 @@ def _flop_counter(
             recorder.ran(function, args, kwargs, output)
             return output
 
-    return Counter()
+    return OperatorCounter()

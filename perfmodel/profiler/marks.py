@@ -10,7 +10,7 @@ from perfmodel.foreign.pytorch import import_torch
 from perfmodel.profiler.clocks import Clock
 from perfmodel.profiler.layers import ObservedStep, in_backward, samples_of
 from perfmodel.profiler.operators import tensors
-from perfmodel.profiler.steps import Kind, Mark
+from perfmodel.profiler.steps import Mark, MarkKind
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -28,7 +28,7 @@ class Marks:
         self.updates = 0
         """Number of optimiser runs since the marks were last returned."""
 
-    def add(self, kind: Kind, number: int = 0) -> None:
+    def add(self, kind: MarkKind, number: int = 0) -> None:
         """Mark the current moment."""
         self._marks.append((kind, number, self._clock.mark()))
 
@@ -49,10 +49,10 @@ class Marks:
         """Install hooks on optimisers."""
 
         def before(*_: object) -> None:
-            self.add(Kind.UPDATE)
+            self.add(MarkKind.UPDATE)
 
         def after(*_: object) -> None:
-            self.add(Kind.UPDATED)
+            self.add(MarkKind.UPDATED)
             self.updates += 1
 
         for optimizer in optimizers:
@@ -67,28 +67,28 @@ class Marks:
 
         def opened(_: object, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
             if not recomputing():
-                add((Kind.OPEN, samples_of(args, kwargs), mark()))
+                add((MarkKind.OPEN, samples_of(args, kwargs), mark()))
 
         def closed(_module: object, _args: object, output: object) -> None:
             if recomputing():
                 return
-            add((Kind.CLOSE, 0, mark()))
+            add((MarkKind.CLOSE, 0, mark()))
             for tensor in tensors(output):
                 if tensor.grad_fn is not None:
                     self._outputs.append(tensor.register_hook(gradient))
 
         def gradient(_: object) -> None:
-            add((Kind.GRADIENT, number(), mark()))
+            add((MarkKind.GRADIENT, number(), mark()))
 
         def started(index: int) -> Callable[[object, object], None]:
             def hook(_module: object, _args: object) -> None:
                 if not recomputing():
-                    add((Kind.LAYER, index, mark()))
+                    add((MarkKind.LAYER, index, mark()))
 
             return hook
 
         def ready(index: int) -> Callable[[object], None]:
-            return lambda _: add((Kind.READY, index, mark()))
+            return lambda _: add((MarkKind.READY, index, mark()))
 
         handles = []
         for top in step.tops:

@@ -67,7 +67,7 @@ FUSED_ATTENTION = "_scaled_dot_product_"
 """How fused operators of attention begin."""
 
 
-class Recorded(NamedTuple):
+class RecordedOperator(NamedTuple):
     """An operator of a batch in the pass of this number: ``rows`` of a product with weights,
     ``count`` of another product, ``heads`` and values are those of all samples together."""
 
@@ -75,7 +75,7 @@ class Recorded(NamedTuple):
     pass_number: int
 
 
-class Recorder:
+class OperatorRecorder:
     """Makes shapes of operators, and follows what depends on the batch.
 
     ``add`` is called with each shape. ``storage`` returns a key of a tensor's storage that is not
@@ -309,7 +309,7 @@ def _fused(
 
 
 def per_sample(
-    recorded: Sequence[Recorded], samples: float, passes: int
+    recorded: Sequence[RecordedOperator], samples: float, passes: int
 ) -> tuple[OperatorShape, ...]:
     """Return the operators of a layer per sample.
 
@@ -339,7 +339,7 @@ def per_sample(
     return tuple(shapes)
 
 
-def all_divided(recorded: Sequence[Recorded], samples: float) -> bool:
+def all_divided(recorded: Sequence[RecordedOperator], samples: float) -> bool:
     """Return whether the samples divide the operators of a layer."""
     return not any(total % samples for one in recorded for total in _totals(one.shape).values())
 

@@ -21,7 +21,7 @@ from perfmodel.profiler.gradient_noise import measure_noise
 from perfmodel.profiler.layers import Inspection, ObservedStep
 from perfmodel.profiler.marks import Marks
 from perfmodel.profiler.overhead import Overhead, overhead
-from perfmodel.profiler.steps import Kind, Mark, StepTimes, parts
+from perfmodel.profiler.steps import Mark, MarkKind, StepTimes, parts
 
 if TYPE_CHECKING:
     import torch
@@ -130,7 +130,7 @@ class Profiler:
         except BaseException:
             self._stop()
             raise
-        self._marks.add(Kind.STEP)
+        self._marks.add(MarkKind.STEP)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -142,7 +142,7 @@ class Profiler:
             return
         if self._optimizers and self.accumulation != 1 and not self._marks.updates:
             return  # one of several passes before an update
-        self._marks.add(Kind.STEP)
+        self._marks.add(MarkKind.STEP)
         marks = self._marks.take()
         self._done += 1
         if self._inspection is not None:
@@ -157,7 +157,7 @@ class Profiler:
         if self.measured >= self.steps:
             self._stop()
         else:
-            self._marks.add(Kind.STEP)
+            self._marks.add(MarkKind.STEP)
 
     @property
     def measured(self) -> int:
@@ -171,11 +171,11 @@ class Profiler:
 
     def loading(self) -> AbstractContextManager[None]:
         """Return a context for loading data."""
-        return self._span(Kind.LOAD)
+        return self._span(MarkKind.LOAD)
 
     def copying(self) -> AbstractContextManager[None]:
         """Return a context for copies between host and device."""
-        return self._span(Kind.COPY)
+        return self._span(MarkKind.COPY)
 
     def loader(self, batches: Iterable[T]) -> Iterator[T]:
         """Iterate over batches; the time to get each counts as loading."""
@@ -192,7 +192,7 @@ class Profiler:
     def paused(self) -> Iterator[None]:
         """Context for work outside training, such as validation, which is neither counted nor
         hooked."""
-        with self._span(Kind.PAUSE):
+        with self._span(MarkKind.PAUSE):
             self._unhook()
             try:
                 yield
@@ -318,7 +318,7 @@ class Profiler:
         return profile_files.save(path, self.profile(), append=append)
 
     @contextmanager
-    def _span(self, kind: Kind) -> Iterator[None]:
+    def _span(self, kind: MarkKind) -> Iterator[None]:
         if not self._running:
             yield
             return
@@ -327,7 +327,7 @@ class Profiler:
             yield
         finally:
             if self._running:
-                self._marks.add(Kind.END)
+                self._marks.add(MarkKind.END)
 
     def _hook(self) -> None:
         self._marks.watch_updates(self._optimizers)

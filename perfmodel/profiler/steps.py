@@ -26,7 +26,7 @@ LOADED: frozenset[Place] = frozenset({("start", "forward"), ("backward", "forwar
 """Places that count as loading if loading is not marked."""
 
 
-class Kind(IntEnum):
+class MarkKind(IntEnum):
     """Kind of a mark. The accompanying number is in brackets."""
 
     STEP = 0
@@ -105,11 +105,16 @@ class _Walk:
         self.forward = [0.0] * layers
         self.backward = [0.0] * layers
         self.other: defaultdict[Place, float] = defaultdict(float)
-        self.spent = {Kind.UPDATE: 0.0, Kind.LOAD: 0.0, Kind.COPY: 0.0, Kind.PAUSE: 0.0}
+        self.spent = {
+            MarkKind.UPDATE: 0.0,
+            MarkKind.LOAD: 0.0,
+            MarkKind.COPY: 0.0,
+            MarkKind.PAUSE: 0.0,
+        }
         self.samples: list[int] = []
         self.backwards = 0
         self.marked = False
-        self.inside: list[Kind] = []
+        self.inside: list[MarkKind] = []
         """Open intervals of kind UPDATE, LOAD, COPY and PAUSE."""
         self.before = "start"
         """The last major event."""
@@ -131,16 +136,16 @@ class _Walk:
         for (kind, number, _), now in zip(marks[1:], seconds[1:], strict=True):
             self.spend(now - previous)
             previous = now
-            self.take(Kind(kind), number)
+            self.take(MarkKind(kind), number)
         if not self.marked:
             for place in LOADED & self.other.keys():
-                self.spent[Kind.LOAD] += self.other.pop(place)
+                self.spent[MarkKind.LOAD] += self.other.pop(place)
         return StepTimes(
             self.forward,
             self.backward,
-            self.spent[Kind.UPDATE],
-            self.spent[Kind.LOAD],
-            self.spent[Kind.COPY],
+            self.spent[MarkKind.UPDATE],
+            self.spent[MarkKind.LOAD],
+            self.spent[MarkKind.COPY],
             {place: value for place, value in self.other.items() if value},
             tuple(self.samples),
             self.backwards,
@@ -160,36 +165,36 @@ class _Walk:
         else:
             self.gap += seconds
 
-    def take(self, kind: Kind, number: int) -> None:
+    def take(self, kind: MarkKind, number: int) -> None:
         """Process a mark."""
-        if kind in (Kind.LOAD, Kind.COPY, Kind.PAUSE):
-            self.marked |= kind == Kind.LOAD
+        if kind in (MarkKind.LOAD, MarkKind.COPY, MarkKind.PAUSE):
+            self.marked |= kind == MarkKind.LOAD
             self.inside.append(kind)
-        elif kind in (Kind.END, Kind.UPDATED):
+        elif kind in (MarkKind.END, MarkKind.UPDATED):
             if self.inside:
                 self.inside.pop()
-            if kind == Kind.UPDATED:
+            if kind == MarkKind.UPDATED:
                 self.before = "optimizer"
-        elif kind == Kind.UPDATE:
+        elif kind == MarkKind.UPDATE:
             self.major("optimizer")
             self.inside.append(kind)
-        elif kind == Kind.OPEN:
+        elif kind == MarkKind.OPEN:
             self.major("forward")
             self.samples.append(number)
             self.layer, self.lead = -1, 0.0
-        elif kind == Kind.LAYER:
+        elif kind == MarkKind.LAYER:
             self.start(number)
-        elif kind == Kind.CLOSE:
+        elif kind == MarkKind.CLOSE:
             self.close()
-        elif kind == Kind.GRADIENT:
+        elif kind == MarkKind.GRADIENT:
             if self.task != number:
                 self.begin_backward(number)
-        elif kind == Kind.READY:
+        elif kind == MarkKind.READY:
             if self.task is None:  # the loss does not use the model's output
                 self.begin_backward(-1)
             self.ready.pop(number, None)  # so that it moves to the end
             self.ready[number] = self.run_s
-        elif kind == Kind.STEP:
+        elif kind == MarkKind.STEP:
             self.major("end")
 
     def start(self, layer: int) -> None:

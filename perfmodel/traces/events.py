@@ -67,7 +67,7 @@ class _Event(msgspec.Struct):
     args: msgspec.Raw = msgspec.Raw()
 
 
-class _File(msgspec.Struct):
+class _TraceFile(msgspec.Struct):
     traceEvents: list[_Event] | None = None  # noqa: N815 (the file's own name)
     nodes: list[dict[str, Any]] | None = None
     deviceProperties: list[dict[str, Any]] | None = None  # noqa: N815
@@ -219,12 +219,12 @@ def unpacked(path: Path) -> bytes:
         raise InputError(f"{path}: truncated or damaged (gzip): {error}") from None
 
 
-def _decode(data: bytes, name: str) -> _File:
+def _decode(data: bytes, name: str) -> _TraceFile:
     data = without_mark(data)
     try:
         if data.lstrip()[:1] == b"[":
-            return _File(msgspec.json.decode(data, type=ready(list[_Event])))
-        return msgspec.json.decode(data, type=ready(_File))
+            return _TraceFile(msgspec.json.decode(data, type=ready(list[_Event])))
+        return msgspec.json.decode(data, type=ready(_TraceFile))
     except RecursionError:
         raise InputError(f"{name}: nested too deeply") from None
     except msgspec.ValidationError as error:
@@ -267,7 +267,7 @@ def _of_chakra(data: bytes, name: str) -> InputError | None:
     )
 
 
-def _not_a_trace(contents: _File, name: str) -> InputError:
+def _not_a_trace(contents: _TraceFile, name: str) -> InputError:
     if not contents.nodes:
         return InputError(f"{name}: not a PyTorch profiler trace: it has no traceEvents")
     names = [str(node.get("name")) for node in contents.nodes]

@@ -31,7 +31,7 @@ PAIRED = frozenset({"send", "recv"})
 """Operations between two ranks."""
 
 
-class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+class TracedExchange(msgspec.Struct, frozen=True, kw_only=True):
     """One side of a collective, a send or a receive.
 
     Attributes
@@ -54,7 +54,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Work:
+class TracedWork:
     """A kernel, a copy or a communication, or what the training thread computes between two.
 
     Attributes
@@ -69,7 +69,7 @@ class Work:
     start_s: float
     end_s: float
     launched_s: float | None = None
-    exchanges: tuple[Exchange, ...] = ()
+    exchanges: tuple[TracedExchange, ...] = ()
 
 
 def operation_of(name: str) -> str | None:
@@ -82,7 +82,7 @@ def operation_of(name: str) -> str | None:
     return next((word for pattern, word in OPERATIONS if pattern.search(folded)), None)
 
 
-def of_kernels(trace: Trace, kernels: Sequence[DeviceEvent]) -> list[tuple[Exchange, ...]]:
+def of_kernels(trace: Trace, kernels: Sequence[DeviceEvent]) -> list[tuple[TracedExchange, ...]]:
     """Exchanges of each kernel of communication, in the order of ``kernels``, that of launch.
 
     A kernel does what is recorded on its thread since the kernel before it: several sends and
@@ -95,7 +95,7 @@ def of_kernels(trace: Trace, kernels: Sequence[DeviceEvent]) -> list[tuple[Excha
     for each in records.values():
         each.sort(key=lambda host: host.start_s)
     place: dict[str, int] = defaultdict(int)
-    found: list[tuple[Exchange, ...]] = []
+    found: list[tuple[TracedExchange, ...]] = []
     for kernel in kernels:
         told: list[Mapping[str, object]] = []
         own = records.get(kernel.thread, [])
@@ -116,14 +116,14 @@ def of_kernels(trace: Trace, kernels: Sequence[DeviceEvent]) -> list[tuple[Excha
     return found
 
 
-def _together(known: Sequence[Exchange]) -> tuple[Exchange, ...]:
+def _together(known: Sequence[TracedExchange]) -> tuple[TracedExchange, ...]:
     """Collectives of one kernel, as one if they are alike."""
     last = known[-1]
     alike = [e for e in known if (e.operation, e.group) == (last.operation, last.group)]
     return (msgspec.structs.replace(last, bytes=sum(e.bytes for e in alike)),)
 
 
-def _exchange(args: Mapping[str, object], trace: Trace) -> Exchange | None:
+def _exchange(args: Mapping[str, object], trace: Trace) -> TracedExchange | None:
     operation = operation_of(str(args.get("Collective name", "")))
     if operation is None:
         return None
@@ -135,7 +135,7 @@ def _exchange(args: Mapping[str, object], trace: Trace) -> Exchange | None:
         peer = count_of(args.get("Dst Rank" if operation == "send" else "Src Rank"))
         if peer is None and len(members) == 2:
             peer = next((rank for rank in members if rank != trace.rank), None)
-    return Exchange(
+    return TracedExchange(
         operation=operation,
         group=str(args.get("Process Group Name", "")) or "world",
         members=members,
@@ -174,7 +174,7 @@ class HostExchange(msgspec.Struct, frozen=True):
 
     start_s: float
     end_s: float
-    exchange: Exchange
+    exchange: TracedExchange
 
 
 def of_host(trace: Trace, thread: str, path: str) -> list[HostExchange]:
@@ -210,7 +210,7 @@ def of_host(trace: Trace, thread: str, path: str) -> list[HostExchange]:
             )
         sizes = [size for size, _ in tensors_of(work.args)]
         peer = count_of(concrete[2]) if len(concrete) > 2 else None
-        exchange = Exchange(
+        exchange = TracedExchange(
             operation=operation,
             group="",
             members=(),

@@ -11,7 +11,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.traces import exchanges
 from perfmodel.traces.attribution import DeviceInterval
 from perfmodel.traces.events import DeviceEvent, Trace, decode, unpacked
-from perfmodel.traces.exchanges import Work
+from perfmodel.traces.exchanges import TracedWork
 from perfmodel.traces.steps import TraceStep, find_steps
 from perfmodel.traces.waits import HostWait, host_waits, stream_waits
 
@@ -49,7 +49,7 @@ class RankTrace:
     start_s: float
     begin_s: float
     end_s: float
-    works: tuple[Work, ...]
+    works: tuple[TracedWork, ...]
     after: tuple[tuple[int, ...], ...]
     waits: tuple[HostWait, ...]
     main: str
@@ -111,7 +111,7 @@ def read_rank(path: str | Path) -> RankTrace:
     )
 
 
-def _of_device(trace: Trace, steps: Sequence[TraceStep]) -> list[Work]:
+def _of_device(trace: Trace, steps: Sequence[TraceStep]) -> list[TracedWork]:
     """Works launched in the steps; those of unknown launch by their start."""
     begin, end = steps[0].host_s[0], steps[-1].host_s[1]
     events = sorted(
@@ -121,7 +121,7 @@ def _of_device(trace: Trace, steps: Sequence[TraceStep]) -> list[Work]:
     sending = [e for e in events if e.kind == "communication"]
     told = dict(zip(map(id, sending), exchanges.of_kernels(trace, sending), strict=True))
     return [
-        Work(
+        TracedWork(
             name=e.name,
             kind=e.kind,
             stream=e.stream,
@@ -138,7 +138,7 @@ def _launch_s(event: DeviceEvent) -> float:
     return event.start_s if event.launched_s is None else event.launched_s
 
 
-def _of_host(trace: Trace, steps: Sequence[TraceStep], path: str) -> list[Work]:
+def _of_host(trace: Trace, steps: Sequence[TraceStep], path: str) -> list[TracedWork]:
     """What the training thread does: exchanges by gloo, and between them computing."""
     begin, end = steps[0].host_s[0], steps[-1].host_s[1]
     threads = Counter(h.thread for h in trace.host if h.name.startswith("ProfilerStep#"))
@@ -150,9 +150,9 @@ def _of_host(trace: Trace, steps: Sequence[TraceStep], path: str) -> list[Work]:
     works, now = [], begin
     for each in sent:
         if each.start_s > now:
-            works.append(Work("computing", "compute", HOST, now, each.start_s))
+            works.append(TracedWork("computing", "compute", HOST, now, each.start_s))
         works.append(
-            Work(
+            TracedWork(
                 name=each.exchange.operation,
                 kind="communication",
                 stream=HOST,
@@ -163,5 +163,5 @@ def _of_host(trace: Trace, steps: Sequence[TraceStep], path: str) -> list[Work]:
         )
         now = each.end_s
     if end > now:
-        works.append(Work("computing", "compute", HOST, now, end))
+        works.append(TracedWork("computing", "compute", HOST, now, end))
     return works

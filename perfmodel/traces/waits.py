@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from perfmodel.traces.events import SYNC, Call, Host, count_of
-from perfmodel.traces.exchanges import Work
+from perfmodel.traces.exchanges import TracedWork
 
 ROUNDING_S = 1.5e-6
 """Differences of times that mean nothing."""
@@ -34,7 +34,7 @@ class HostWait(NamedTuple):
     works: tuple[int, ...]
 
 
-def host_waits(works: Sequence[Work], calls: Sequence[Call]) -> tuple[HostWait, ...]:
+def host_waits(works: Sequence[TracedWork], calls: Sequence[Call]) -> tuple[HostWait, ...]:
     """Waits of the host: for all that was launched before, or for the last that ended.
 
     The latter is also what other calls that took long have waited for: launches into a full queue,
@@ -60,7 +60,7 @@ def host_waits(works: Sequence[Work], calls: Sequence[Call]) -> tuple[HostWait, 
 
 
 def stream_waits(
-    works: Sequence[Work], calls: Sequence[Call], host: Sequence[Host]
+    works: Sequence[TracedWork], calls: Sequence[Call], host: Sequence[Host]
 ) -> tuple[tuple[int, ...], ...]:
     """Works on other streams that each work waits for, (works,) of indices.
 
@@ -83,12 +83,12 @@ def stream_waits(
     )
 
 
-def _launch(work: Work) -> float:
+def _launch(work: TracedWork) -> float:
     return work.start_s if work.launched_s is None else work.launched_s
 
 
 def _told(
-    works: Sequence[Work], by_stream: dict[str, list[int]], calls: Sequence[Call]
+    works: Sequence[TracedWork], by_stream: dict[str, list[int]], calls: Sequence[Call]
 ) -> list[tuple[int, int]]:
     """Pairs of a work and one that it waits for, as a trace with streams of waits has them."""
     recorded = {c.args.get("correlation"): c.start_s for c in calls if "EventRecord" in c.name}
@@ -109,7 +109,7 @@ def _told(
 
 
 def _of_communication(
-    works: Sequence[Work], by_stream: dict[str, list[int]], found: list[set[int]]
+    works: Sequence[TracedWork], by_stream: dict[str, list[int]], found: list[set[int]]
 ) -> None:
     """PyTorch lets a communication wait for what was launched before it on the current stream."""
     for i, work in enumerate(works):
@@ -126,7 +126,7 @@ def _of_communication(
 
 
 def _of_calls(
-    works: Sequence[Work], calls: Sequence[Call], host: Sequence[Host], found: list[set[int]]
+    works: Sequence[TracedWork], calls: Sequence[Call], host: Sequence[Host], found: list[set[int]]
 ) -> None:
     """After a wait on a stream the next work waits for communications that had ended by then.
 
@@ -157,7 +157,9 @@ def _of_calls(
         found[then].update(last.values())
 
 
-def _seen(works: Sequence[Work], by_stream: dict[str, list[int]], found: list[set[int]]) -> None:
+def _seen(
+    works: Sequence[TracedWork], by_stream: dict[str, list[int]], found: list[set[int]]
+) -> None:
     """A work begins after a pause, and when a work of another stream has just ended."""
     ends = sorted((work.end_s, i) for i, work in enumerate(works))
     times = [end for end, _ in ends]

@@ -15,33 +15,33 @@ from perfmodel.inputs import profile_files
 from perfmodel.inputs.profile import Layer, Profile, Tensor, Timing, read_profile
 from perfmodel.profiler.averages import Average
 from perfmodel.profiler.overhead import Overhead, overhead
-from perfmodel.profiler.steps import Kind, StepTimes, parts
+from perfmodel.profiler.steps import MarkKind, StepTimes, parts
 
 near = pytest.approx
 
 ONE_STEP = (
-    (Kind.STEP, 0),
-    (Kind.LOAD, 0),
-    (Kind.COPY, 0),
-    (Kind.END, 0),
-    (Kind.END, 0),
-    (Kind.OPEN, 8),
-    (Kind.LAYER, 0),
-    (Kind.LAYER, 1),
-    (Kind.LAYER, 0),
-    (Kind.CLOSE, 0),
-    (Kind.GRADIENT, 5),
-    (Kind.READY, 1),
-    (Kind.GRADIENT, 5),
-    (Kind.READY, 0),
-    (Kind.READY, 1),
-    (Kind.UPDATE, 0),
-    (Kind.UPDATED, 0),
-    (Kind.STEP, 0),
+    (MarkKind.STEP, 0),
+    (MarkKind.LOAD, 0),
+    (MarkKind.COPY, 0),
+    (MarkKind.END, 0),
+    (MarkKind.END, 0),
+    (MarkKind.OPEN, 8),
+    (MarkKind.LAYER, 0),
+    (MarkKind.LAYER, 1),
+    (MarkKind.LAYER, 0),
+    (MarkKind.CLOSE, 0),
+    (MarkKind.GRADIENT, 5),
+    (MarkKind.READY, 1),
+    (MarkKind.GRADIENT, 5),
+    (MarkKind.READY, 0),
+    (MarkKind.READY, 1),
+    (MarkKind.UPDATE, 0),
+    (MarkKind.UPDATED, 0),
+    (MarkKind.STEP, 0),
 )
 
 
-def walked(marks: Sequence[tuple[Kind, int]], seconds: Sequence[float]) -> StepTimes:
+def walked(marks: Sequence[tuple[MarkKind, int]], seconds: Sequence[float]) -> StepTimes:
     """Parts of a step whose marks are ``seconds`` apart."""
     times = list(itertools.accumulate(seconds, initial=0.0))
     return parts([(kind, number, None) for kind, number in marks], times, 2)
@@ -68,13 +68,13 @@ def test_each_interval_has_its_part() -> None:
     assert step.device_s == step.total_s - step.loading_s
 
 
-KINDS = st.sampled_from([k for k in Kind if k not in (Kind.STEP, Kind.PAUSE)])
+KINDS = st.sampled_from([k for k in MarkKind if k not in (MarkKind.STEP, MarkKind.PAUSE)])
 MARKS = st.lists(st.tuples(KINDS, st.integers(0, 1), st.integers(0, 1000)), min_size=0, max_size=40)
 
 
 @given(MARKS, st.integers(0, 1000))
-def test_parts_always_add_up(found: list[tuple[Kind, int, int]], last: int) -> None:
-    marks = [(Kind.STEP, 0), *((kind, number) for kind, number, _ in found), (Kind.STEP, 0)]
+def test_parts_always_add_up(found: list[tuple[MarkKind, int, int]], last: int) -> None:
+    marks = [(MarkKind.STEP, 0), *((kind, number) for kind, number, _ in found), (MarkKind.STEP, 0)]
     seconds = [*(float(s) for _, _, s in found), float(last)]
     step = walked(marks, seconds)
     assert step.total_s == sum(seconds)
@@ -83,15 +83,21 @@ def test_parts_always_add_up(found: list[tuple[Kind, int, int]], last: int) -> N
 
 
 def test_a_pause_belongs_to_no_part() -> None:
-    marks = [(Kind.STEP, 0), (Kind.PAUSE, 0), (Kind.END, 0), (Kind.OPEN, 1), (Kind.STEP, 0)]
+    marks = [
+        (MarkKind.STEP, 0),
+        (MarkKind.PAUSE, 0),
+        (MarkKind.END, 0),
+        (MarkKind.OPEN, 1),
+        (MarkKind.STEP, 0),
+    ]
     assert walked(marks, [1.0, 100.0, 2.0, 4.0]).total_s == 7.0
 
 
 def test_accumulated_passes() -> None:
-    one = [(Kind.OPEN, 4), (Kind.LAYER, 1), (Kind.CLOSE, 0)]
-    two = [(Kind.GRADIENT, 7), (Kind.READY, 1), (Kind.READY, 0)]
-    three = [(Kind.GRADIENT, 8), (Kind.READY, 1), (Kind.READY, 0)]
-    marks = [(Kind.STEP, 0), *one, *two, *one, *three, (Kind.STEP, 0)]
+    one = [(MarkKind.OPEN, 4), (MarkKind.LAYER, 1), (MarkKind.CLOSE, 0)]
+    two = [(MarkKind.GRADIENT, 7), (MarkKind.READY, 1), (MarkKind.READY, 0)]
+    three = [(MarkKind.GRADIENT, 8), (MarkKind.READY, 1), (MarkKind.READY, 0)]
+    marks = [(MarkKind.STEP, 0), *one, *two, *one, *three, (MarkKind.STEP, 0)]
     step = walked(marks, [1.0] * (len(marks) - 1))
     # in each pass, the wait before the first layer counts towards it
     assert step.forward_s == [0.0, 4.0]

@@ -22,7 +22,7 @@ from perfmodel.base.provenance import Source
 from perfmodel.calibration import figures
 from perfmodel.calibration.parameters import Parameter, expanded, of_workload
 from perfmodel.calibration.placements import model
-from perfmodel.calibration.placements.model import LINKS, TRAITS, Placed, link_parameters
+from perfmodel.calibration.placements.model import LINKS, TRAITS, PlacedSteps, link_parameters
 from perfmodel.calibration.placements.spreads import NOISE, Left, Spreads, learnt, noise_of
 from perfmodel.calibration.placements.table import OneNode, Step, Training, check_devices
 from perfmodel.calibration.regression import WEIGHT, Regression
@@ -243,8 +243,8 @@ class _Measured:
         self.cluster = cluster
         self.names = [training.name for training in trainings]
         steps = [[s for s in t.steps if sum(s.devices) > 1] for t in trainings]
-        self.placed = Placed.joined(
-            [Placed.of(OneNode(t), of_dnn) for t, of_dnn in zip(trainings, steps, strict=True)]
+        self.placed = PlacedSteps.joined(
+            [PlacedSteps.of(OneNode(t), of_dnn) for t, of_dnn in zip(trainings, steps, strict=True)]
         )
         self.log_step_s = np.log([step.step_s for of_dnn in steps for step in of_dnn])
         self.batch_size = np.array([step.batch_size for of_dnn in steps for step in of_dnn])
@@ -357,7 +357,7 @@ def _left_out(
         computing=1.0 - exchanged - latencies,
         links=np.array(slopes),
         noise=traits.noise,
-        computed=np.log(Placed.of(node, several).computing_s / computing_s) if waits else None,
+        computed=np.log(PlacedSteps.of(node, several).computing_s / computing_s) if waits else None,
     )
 
 
@@ -384,7 +384,7 @@ def formula_s(cluster: Cluster, traits: Traits, node: OneNode, steps: Sequence[S
         return np.zeros(0)
     links = {name: np.full((1, 1), value_at(cluster, name)) for name in LINKS}
     fields = {trait: np.full((1, len(steps)), getattr(traits, trait)) for trait in USUAL}
-    return np.asarray(model.steps_s(cluster, links, fields, Placed.of(node, steps))[0])
+    return np.asarray(model.steps_s(cluster, links, fields, PlacedSteps.of(node, steps))[0])
 
 
 def with_links(cluster: Cluster, links: Mapping[str, float]) -> Cluster:

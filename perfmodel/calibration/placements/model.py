@@ -57,7 +57,7 @@ Nine in ten TCP connections deliver between a tenth and nearly half of a fast li
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedSteps:
     """Placements of steps; every field is an array (steps,).
 
     Attributes
@@ -76,7 +76,7 @@ class Placed:
     computing_s: Floats
 
     @classmethod
-    def of(cls, node: OneNode, steps: Sequence[Step]) -> Placed:
+    def of(cls, node: OneNode, steps: Sequence[Step]) -> PlacedSteps:
         """Placements of the steps of one DNN."""
         ones, training = np.ones(len(steps)), node.training
         return cls(
@@ -91,7 +91,7 @@ class Placed:
         )
 
     @classmethod
-    def joined(cls, several: Sequence[Placed]) -> Placed:
+    def joined(cls, several: Sequence[PlacedSteps]) -> PlacedSteps:
         """Concatenate the placements of several DNNs."""
         columns = ([getattr(placed, field.name) for placed in several] for field in fields(cls))
         return cls(*(np.concatenate(arrays or [np.zeros(0)]) for arrays in columns))
@@ -122,7 +122,7 @@ def steps_s(
     cluster: Cluster,
     links: Mapping[str, Floats],
     traits: Mapping[str, Floats],
-    placed: Placed,
+    placed: PlacedSteps,
 ) -> Floats:
     """Step times, (points, steps).
 

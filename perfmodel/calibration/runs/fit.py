@@ -20,7 +20,7 @@ from perfmodel.base.units import dimension_of, show
 from perfmodel.calibration import figures
 from perfmodel.calibration.files import slower_profile, with_fields
 from perfmodel.calibration.parameters import Observation, Parameter
-from perfmodel.calibration.regression import Known, Regression
+from perfmodel.calibration.regression import Determination, Regression
 from perfmodel.calibration.runs.parameters import (
     FIELDS,
     OVERLAP,
@@ -371,7 +371,9 @@ def _parts(problem: _RunsRegression, parameters: int) -> list[int]:
     return [fold[group] for group in problem.groups]
 
 
-def _estimate(p: Parameter, job: Job, values: dict[str, float], known: dict[str, Known]) -> Fitted:
+def _estimate(
+    p: Parameter, job: Job, values: dict[str, float], known: dict[str, Determination]
+) -> Fitted:
     name, was = p.name, now(job)[p.name]
     what = known.get(name)
     if what is None:

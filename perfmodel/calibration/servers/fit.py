@@ -45,7 +45,7 @@ from perfmodel.base.uncertainty import COVERAGE, WIDTH
 from perfmodel.calibration.parameters import Observation, expanded, of_workload
 from perfmodel.calibration.regression import DIFFERENCE, Regression
 from perfmodel.calibration.runs.parameters import SERVER_COSTS, SERVER_SHARE, JobGroup
-from perfmodel.calibration.servers.priors import Kind, kind_of
+from perfmodel.calibration.servers.priors import ServerKind, kind_of
 from perfmodel.calibration.servers.results import ServedWorkload, ServersFit, series_name
 from perfmodel.calibration.statistics import nested, rounded, spread_beside
 from perfmodel.inputs.calibration import Calibration
@@ -227,7 +227,7 @@ def _fullest(job: Job) -> float:
     return float(sizes_bytes.max() / sizes_bytes.sum())
 
 
-def _further(series: Sequence[_Series], kind: Kind, spread: float) -> float:
+def _further(series: Sequence[_Series], kind: ServerKind, spread: float) -> float:
     """Spread of a workload's runs around a fit to the other workloads and its smallest run."""
     if len(series) < 2 or not kind.apart:
         return 2.0 * spread
@@ -248,7 +248,7 @@ def _further(series: Sequence[_Series], kind: Kind, spread: float) -> float:
 class _Problem:
     """Runs as arrays, and the regression of their misfits: step times, then processor times."""
 
-    def __init__(self, series: Sequence[_Series], kind: Kind) -> None:
+    def __init__(self, series: Sequence[_Series], kind: ServerKind) -> None:
         self.series, self.kind = series, kind
         self.rows = [(dnn, i) for dnn in series for i in range(len(dnn.runs))]
         runs = [dnn.runs[i] for dnn, i in self.rows]

@@ -28,7 +28,7 @@ PUBLISHED = (
 """Sources of the prior costs of asynchronous servers, known within a factor of 2."""
 
 
-class Kind(NamedTuple):
+class ServerKind(NamedTuple):
     """How servers of one kind are fitted.
 
     Attributes
@@ -54,7 +54,7 @@ class Kind(NamedTuple):
         return any(p.spread > 0.0 and p.apart > 0.0 for p in self.parameters)
 
 
-ASYNCHRONOUS = Kind(
+ASYNCHRONOUS = ServerKind(
     (
         COMPUTE,
         Parameter("update_per_tensor_s", 0.2e-3, math.log(2.0), "s"),
@@ -69,7 +69,7 @@ ASYNCHRONOUS = Kind(
 with 2 to 7 workers on a public cloud (Li, Walls, Xu, Guo, "Speeding up Deep Learning with Transient
 Servers", ICAC 2019). The costs are :data:`PUBLISHED`."""
 
-SYNCHRONOUS = Kind(
+SYNCHRONOUS = ServerKind(
     (
         COMPUTE,
         Parameter("divisible", 0.62, 0.0, scale="logit", apart=1.0),
@@ -88,6 +88,6 @@ from the values with the best cross-validation between DNNs: optimizers differ m
 than workers differ in message cost."""
 
 
-def kind_of(sync: str) -> Kind:
+def kind_of(sync: str) -> ServerKind:
     """How servers with an option ``sync`` are fitted."""
     return SYNCHRONOUS if sync == "bsp" else ASYNCHRONOUS

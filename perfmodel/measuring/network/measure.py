@@ -29,7 +29,7 @@ from perfmodel.measuring.network.plan import (
     chosen_operations,
     within,
 )
-from perfmodel.measuring.torchrun import BACKENDS, Group, ProcessPlace, congestion, connected
+from perfmodel.measuring.torchrun import BACKENDS, ProcessPlace, RankGroup, congestion, connected
 
 ROUND_TRIPS = 11
 """Round trips of a notification; their median is used."""
@@ -141,7 +141,7 @@ def measure(
     )
 
 
-def _source(plan: NetworkPlan, group: Group, one_way_s: float) -> Source:
+def _source(plan: NetworkPlan, group: RankGroup, one_way_s: float) -> Source:
     """Describe how the measurements were taken."""
     when = f"after pauses of {show(plan.pause_s, 's')}" if plan.pause_s else "back to back"
     nodes = len(set(group.nodes))
@@ -168,7 +168,7 @@ class Leader:
 
     def __init__(
         self,
-        group: Group,
+        group: RankGroup,
         operations: Operations,
         pause_s: float,
         clock: Clock = time.perf_counter,
@@ -233,7 +233,7 @@ def net(operation: Operation, elapsed_s: float, one_way_s: float) -> float:
     return max(elapsed_s - one_way_s, elapsed_s / 2.0)
 
 
-def follow(group: Group, operations: Operations) -> None:
+def follow(group: RankGroup, operations: Operations) -> None:
     """Follow the orders of rank 0 until it ends the measurement."""
     while (order := group.receive(0))[0] != END:
         if order[0] == WORD:

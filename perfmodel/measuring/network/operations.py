@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from perfmodel.measuring.measurements import Operation
 from perfmodel.measuring.network.plan import members_of
-from perfmodel.measuring.torchrun import Group
+from perfmodel.measuring.torchrun import RankGroup
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +25,7 @@ VALUE_BYTES = 4
 class Operations:
     """A rank's part of operations among the first 2, 3, ... or all ranks of a group."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: RankGroup) -> None:
         self._group, self._distributed = group, group.distributed
         self._rank, ranks = group.place.rank, group.place.ranks
         self._buffers: dict[str, Tensor] = {}

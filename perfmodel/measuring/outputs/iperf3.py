@@ -19,7 +19,7 @@ class _Sum(msgspec.Struct, frozen=True):
     seconds: float = 0.0
 
 
-class _Test(msgspec.Struct, frozen=True):
+class _TestStart(msgspec.Struct, frozen=True):
     protocol: str = "TCP"
     num_streams: int = 1
     bidir: int = 0
@@ -27,7 +27,7 @@ class _Test(msgspec.Struct, frozen=True):
 
 class _Start(msgspec.Struct, frozen=True):
     version: str = "iperf3"
-    test_start: _Test = _Test()
+    test_start: _TestStart = _TestStart()
 
 
 class _End(msgspec.Struct, frozen=True):

@@ -32,7 +32,7 @@ CLOSE = 0.02
 """Relative error within which a printed bandwidth equals another: it has three digits."""
 
 
-class _Run(msgspec.Struct):
+class _TestRun(msgspec.Struct):
     """The lines of one run: its test, the hosts by rank, the columns, and the rows."""
 
     test: str = ""
@@ -57,16 +57,16 @@ def parse(text: str, name: str) -> Measurements:
     return measured(name, "nccl", "nccl-tests,", measurements, nodes=nodes)
 
 
-def _runs(text: str, name: str) -> list[_Run]:
+def _runs(text: str, name: str) -> list[_TestRun]:
     """Return the runs of an output, in their order."""
-    runs = [_Run()]
+    runs = [_TestRun()]
     for line in numbered(text, name):
         if _BEGIN.match(line.text) and (runs[-1].hosts or runs[-1].rows):
-            runs.append(_Run())
+            runs.append(_TestRun())
         run = runs[-1]
         if named := _NAME.search(line.text):
             if run.rows:
-                runs.append(run := _Run())
+                runs.append(run := _TestRun())
             run.test = named[1]
         if rank := _RANK.match(line.text):
             run.hosts = {**run.hosts, int(rank[1]): rank[2]}
@@ -77,7 +77,7 @@ def _runs(text: str, name: str) -> list[_Run]:
     return runs
 
 
-def _measurements(run: _Run, name: str, test: str) -> list[Measurement]:
+def _measurements(run: _TestRun, name: str, test: str) -> list[Measurement]:
     """Return a measurement for each row of a run; ``test`` is its name if the output lacks it."""
     place = run.rows[0].place
     if len(run.hosts) < 2:
@@ -109,7 +109,7 @@ def _measurements(run: _Run, name: str, test: str) -> list[Measurement]:
     return measurements
 
 
-def _operation(run: _Run, test: str, timed: int, name: str) -> Operation:
+def _operation(run: _TestRun, test: str, timed: int, name: str) -> Operation:
     """Return the operation of a run, from its name or else from its columns."""
     if not test:
         test = _test_of_columns(run, timed)
@@ -127,7 +127,7 @@ def _operation(run: _Run, test: str, timed: int, name: str) -> Operation:
     return test
 
 
-def _test_of_columns(run: _Run, timed: int) -> str:
+def _test_of_columns(run: _TestRun, timed: int) -> str:
     """Return the test that fits the columns; "" if several do.
 
     The ratio of bus to algorithm bandwidth is 2(n-1)/n for an all-reduce among n ranks, (n-1)/n for

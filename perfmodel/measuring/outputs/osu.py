@@ -44,7 +44,7 @@ _RANKS = re.compile(
 _NODES = re.compile(r"#\s*nodes:\s*(\d{1,7})\b")
 
 
-class _Test(msgspec.Struct):
+class _BenchmarkOutput(msgspec.Struct):
     """A test: its title, its operation, ranks (0 if unknown), unit ("" before its header)."""
 
     title: OutputLine
@@ -56,7 +56,7 @@ class _Test(msgspec.Struct):
 
 def parse(text: str, name: str) -> Measurements:
     """Make measurements of the output of OSU benchmarks; ``name`` is the file's."""
-    tests: list[_Test] = []
+    tests: list[_BenchmarkOutput] = []
     ranks, nodes = 0, 0
     for line in numbered(text, name):
         if named := _RANKS.search(line.text):
@@ -68,7 +68,7 @@ def parse(text: str, name: str) -> Measurements:
                 raise InputError(
                     f"{line.place}: expected a test of OSU in {', '.join(TESTS)}, got {named[1]!r}"
                 )
-            tests.append(_Test(line, TESTS[named[1]], ranks))
+            tests.append(_BenchmarkOutput(line, TESTS[named[1]], ranks))
         elif tests and (header := _HEADER.match(line.text)):
             tests[-1].unit = header[1]
         elif tests and re.match(r"\d+(\s|$)", line.text):
@@ -89,7 +89,7 @@ def parse(text: str, name: str) -> Measurements:
     return measured(name, "mpi", "OSU micro-benchmarks,", measurements, nodes=at)
 
 
-def _measurements(test: _Test, line: OutputLine) -> list[Measurement]:
+def _measurements(test: _BenchmarkOutput, line: OutputLine) -> list[Measurement]:
     """Return the measurement of a row; none for an empty message."""
     operation: Operation = test.operation
     unit = "MB/s" if operation in ("stream", "duplex") else "us"

@@ -19,7 +19,7 @@ from perfmodel.base.files import ready
 from perfmodel.base.provenance import Source
 from perfmodel.foreign.pytorch import import_torch
 from perfmodel.inputs.workload import Workload
-from perfmodel.measuring.torchrun import Group, ProcessPlace, congestion, connected
+from perfmodel.measuring.torchrun import ProcessPlace, RankGroup, congestion, connected
 from perfmodel.measuring.training import data_parallel
 from perfmodel.measuring.training.run import MeasuredRun, Options, RunResults
 from perfmodel.measuring.training.server import ParameterServer, ServerReport
@@ -174,7 +174,7 @@ def measure(
     return _run(plan, reports, workers)
 
 
-def clock_offset_s(group: Group) -> float:
+def clock_offset_s(group: RankGroup) -> float:
     """Return ``time.monotonic()`` of rank 0 minus that of this process, in seconds.
 
     It is that of the shortest of several round trips.
@@ -205,7 +205,7 @@ def _training(plan: TrainingPlan, place: ProcessPlace) -> TrainableModel:
     return training(**arguments)
 
 
-def _data_parallel(plan: TrainingPlan, group: Group, progress: Progress | None) -> RankReport:
+def _data_parallel(plan: TrainingPlan, group: RankGroup, progress: Progress | None) -> RankReport:
     trained = _training(plan, group.place)
     steps = data_parallel.DataParallel(trained, plan.bucket_cap_mib)
     steps.measure_alone()
@@ -220,11 +220,11 @@ def _data_parallel(plan: TrainingPlan, group: Group, progress: Progress | None) 
     )
 
 
-def _software(backend: str, group: Group) -> str:
+def _software(backend: str, group: RankGroup) -> str:
     return f"{backend}, torch {group.torch.__version__}, TCP {congestion() or '(system default)'}"
 
 
-def _server(plan: TrainingPlan, group: Group, workers: int) -> RankReport:
+def _server(plan: TrainingPlan, group: RankGroup, workers: int) -> RankReport:
     server = group.place.rank - workers
     bound = {"bsp": 0.0, "asp": math.inf, "ssp": plan.staleness_bound}[plan.sync]
     rate = LEARNING_RATE / workers if plan.sync == "bsp" else LEARNING_RATE
@@ -236,7 +236,7 @@ def _server(plan: TrainingPlan, group: Group, workers: int) -> RankReport:
 
 
 def _worker(
-    plan: TrainingPlan, group: Group, workers: int, progress: Progress | None
+    plan: TrainingPlan, group: RankGroup, workers: int, progress: Progress | None
 ) -> RankReport:
     from perfmodel.measuring.training.hooks import HookedModel
 

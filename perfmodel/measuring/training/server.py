@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from perfmodel.measuring.torchrun import Array, Group, LostError
+from perfmodel.measuring.torchrun import Array, LostError, RankGroup
 from perfmodel.measuring.training.shards import ELEMENT_BYTES, Applied, Reply, Shard, ShardPiece
 
 if TYPE_CHECKING:
@@ -58,7 +58,12 @@ class ParameterServer:
     """
 
     def __init__(
-        self, group: Group, pieces: Sequence[ShardPiece], shard: Shard, workers: int, warmup: int
+        self,
+        group: RankGroup,
+        pieces: Sequence[ShardPiece],
+        shard: Shard,
+        workers: int,
+        warmup: int,
     ) -> None:
         self._group, self._pieces, self._shard = group, pieces, shard
         self._workers, self._warmup = workers, warmup

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from perfmodel.measuring.torchrun import Array, Group
+from perfmodel.measuring.torchrun import Array, RankGroup
 from perfmodel.measuring.training.server import CONTROL, ITERATE, LAST, LEAVE, SET
 from perfmodel.measuring.training.shards import ELEMENT_BYTES, ShardPiece
 
@@ -29,7 +29,9 @@ class Client:
     sent_bytes : bytes of gradients sent.
     """
 
-    def __init__(self, group: Group, servers: Sequence[int], pieces: Sequence[ShardPiece]) -> None:
+    def __init__(
+        self, group: RankGroup, servers: Sequence[int], pieces: Sequence[ShardPiece]
+    ) -> None:
         self._group, self._servers = group, servers
         self._of_layer: dict[int, list[tuple[ShardPiece, int]]] = {}
         counts = [0] * len(servers)
