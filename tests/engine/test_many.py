@@ -237,6 +237,16 @@ def test_one_start_is_enough_if_a_server_is_always_busy(arch: str) -> None:
     assert simulate(build_graph(full())).runs >= 2
 
 
+def test_one_start_halves_the_rounds_of_workers_with_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, rounds = counted(of_small_updates(arch="ssp"), monkeypatch)
+    right = progress.busy_for_sure
+    monkeypatch.setattr(progress, "busy_for_sure", lambda *given: 0.99 * right(*given))
+    _, more = counted(of_small_updates(arch="ssp"), monkeypatch)
+    assert more >= 2 * rounds
+
+
 def test_a_server_that_is_always_busy_is_known_after_three_rounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
