@@ -50,6 +50,7 @@ _EXAMPLES = {
 }
 _SHOWN = {
     "s": [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")],
+    "s/byte": [(1.0, "s/byte"), (1e-3, "ms/byte"), (1e-6, "us/byte"), (1e-9, "ns/byte")],
     "bytes": [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")],
     "bytes_per_s": [(1e12, "Tbps"), (1e9, "Gbps"), (1e6, "Mbps"), (1e3, "kbps"), (1.0, "bps")],
     "flop_per_s": [(1e12, "TFLOPS"), (1e9, "GFLOPS"), (1.0, "FLOPS")],

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError
 from perfmodel.base.quantities import Quantity
-from perfmodel.theory.grouped import GroupedRates, Groups, grouped_s
+from perfmodel.theory.grouped import GroupedRates, RowGroups, grouped_s
 from perfmodel.theory.memory_bound import ACHIEVED
 
 COLUMNS = ("tokens", "hidden", "inner", "topk", "experts", "moe_tp_size", "moe_ep_size")
@@ -110,7 +110,7 @@ def fused_s(
 ) -> Quantity:
     """Return the seconds of layers; ``elsewhere`` is the part of what would be moved for pairs of
     other devices that is."""
-    groups = Groups(layers.rows, layers.groups, layers.even)
+    groups = RowGroups(layers.rows, layers.groups, layers.even)
     up = grouped_s(groups, layers.up, layers.hidden, rates, multiprocessors)
     down = grouped_s(groups, layers.hidden, layers.inner, rates, multiprocessors)
     moved = VALUE_BYTES * (

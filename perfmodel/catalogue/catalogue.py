@@ -16,7 +16,7 @@ from perfmodel.base.errors import InputError, NoTimesError, nearest, unknown_nam
 from perfmodel.base.provenance import Assumption, Source
 from perfmodel.base.same import Same
 from perfmodel.catalogue import shipped
-from perfmodel.catalogue.adapters import with_storage
+from perfmodel.catalogue.job_storage import with_storage
 from perfmodel.catalogue.shipped import cluster_names, device_names, folder, model_names, names
 from perfmodel.inputs import cluster as clusters_, device as devices_
 from perfmodel.inputs.batch_scaling import RECENT_LAUNCH_S

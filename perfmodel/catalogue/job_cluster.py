@@ -140,6 +140,6 @@ def _of_file(cluster: Cluster, links: LinkChange, processes: ProcessesOnNodes) -
     costly = processes.servers and (cost.update_per_tensor_s > 0.0 or cost.update_per_byte_s > 0.0)
     rows += [
         (costly, "update per tensor", cost.update_per_tensor_s, "s", ""),
-        (costly, "update per byte", cost.update_per_byte_s, "s", ""),
+        (costly, "update per byte", cost.update_per_byte_s, "s/byte", ""),
     ]
     return [Assumption(what, v, unit, name + more) for there, what, v, unit, more in rows if there]

@@ -11,7 +11,7 @@ import numpy as np
 from perfmodel.base.arrays import Floats
 from perfmodel.base.quantities import Quantity
 from perfmodel.communication.collectives import Collectives, Lines, lines_of, measured_in
-from perfmodel.communication.exchanges import Exchange, exchange_schedule
+from perfmodel.communication.exchanges import AllToAllExchange, exchange_schedule
 from perfmodel.communication.fabric import Fabric
 from perfmodel.communication.members import Members, rounds_of, schedule_of
 from perfmodel.communication.reduction import Reduction, candidates
@@ -21,7 +21,7 @@ MOST_IN_TREES = 20_000
 """Number of workers up to which *auto* considers trees: each number of chunks needs a schedule."""
 
 
-DIRECT = Exchange()
+DIRECT = AllToAllExchange()
 
 
 class Cost(msgspec.Struct, frozen=True, eq=False):
@@ -78,7 +78,7 @@ class LinkCosts(Collectives[Cost, Cost]):
         cost = super().cost(operation, reduce_per_byte_s)
         return self._weighted(cost, lambda one: one.cost(operation, reduce_per_byte_s))
 
-    def all_to_all(self, options: Exchange = DIRECT) -> Cost:
+    def all_to_all(self, options: AllToAllExchange = DIRECT) -> Cost:
         """Return the cost of an all-to-all in all groups of the members at the same time.
 
         Members have ``sizes`` bytes each, an equal part for every member, itself included. If all

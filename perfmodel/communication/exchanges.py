@@ -19,7 +19,7 @@ from perfmodel.communication.schedules import (
 Way = Literal["direct", "pairwise", "hierarchical"]
 
 
-class Exchange(msgspec.Struct, frozen=True):
+class AllToAllExchange(msgspec.Struct, frozen=True):
     """How members exchange their parts.
 
     Attributes
@@ -36,7 +36,7 @@ class Exchange(msgspec.Struct, frozen=True):
     across: float = 1.0
 
 
-def exchange_schedule(members: Members, options: Exchange) -> SendSchedule:
+def exchange_schedule(members: Members, options: AllToAllExchange) -> SendSchedule:
     """Return the sends of an all-to-all, by position in a group.
 
     Raises

@@ -98,7 +98,7 @@ class Members(msgspec.Struct, frozen=True, eq=False):
         return rings, np.roll(rings, -1, axis=-1)
 
 
-class Round(msgspec.Struct, frozen=True, eq=False):
+class SendRound(msgspec.Struct, frozen=True, eq=False):
     """Concurrent sends, repeated ``times`` times in a row.
 
     Per byte to be reduced: ``loads`` (links,) are the bytes over each link, ``flow_s`` the least
@@ -113,7 +113,7 @@ class Round(msgspec.Struct, frozen=True, eq=False):
     hop_s: Floats
 
 
-def rounds_of(members: Members, schedule: SendSchedule) -> list[Round]:
+def rounds_of(members: Members, schedule: SendSchedule) -> list[SendRound]:
     """Return the rounds of a schedule among the members of each group."""
     ends, fabric = members.ends, members.fabric
     source, target = ends[:, schedule.source], ends[:, schedule.target]  # (groups, sends)
@@ -123,7 +123,7 @@ def rounds_of(members: Members, schedule: SendSchedule) -> list[Round]:
     flow_s = part / fabric.flow_between(source, target)
     bounds = np.searchsorted(schedule.round, np.arange(len(schedule.repeat) + 1)).tolist()
     return [
-        Round(
+        SendRound(
             times,
             members.loads(path[:, low:high].reshape(-1, path.shape[-1]), part[:, low:high].ravel()),
             float(flow_s[:, low:high].max()),

@@ -137,7 +137,7 @@ class Device(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return self.sustained * float(rate if rate is not None else self.peak_flop_per_s.float32)
 
 
-class Demands(msgspec.Struct, frozen=True):
+class LayerDemands(msgspec.Struct, frozen=True):
     """What the forward pass of each layer demands of a device, per sample or per pass.
 
     Attributes
@@ -152,7 +152,7 @@ class Demands(msgspec.Struct, frozen=True):
     activation_bytes_per_sample: NDArray[np.float64]
 
     @classmethod
-    def of(cls, layers: Sequence[Layer]) -> "Demands":
+    def of(cls, layers: Sequence[Layer]) -> "LayerDemands":
         """Return the demands of some layers."""
         return cls(
             np.array([layer.forward_flop for layer in layers], np.float64),
@@ -182,4 +182,4 @@ def roofline_s(
     Williams, Waterman, Patterson, "Roofline: an insightful visual performance model for multicore
     architectures", CACM 52(4), 2009, doi 10.1145/1498765.1498785.
     """
-    return Demands.of(layers).forward_s(device, batch_size, precision)
+    return LayerDemands.of(layers).forward_s(device, batch_size, precision)

@@ -17,7 +17,7 @@ from perfmodel.inputs.expert_parallel import check_groups
 from perfmodel.inputs.offload import Offload, offload_of
 from perfmodel.inputs.options import Options
 from perfmodel.inputs.passes import one_pass
-from perfmodel.inputs.replica import Replica, Stage
+from perfmodel.inputs.replica import Replica, ReplicaStage
 from perfmodel.inputs.workload import Workload, expanded, with_handover
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Straggler(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ) from None
 
 
-class Architecture(Protocol):
+class JobArchitecture(Protocol):
     """What a job needs to know of an architecture; see :mod:`perfmodel.architectures.base`."""
 
     @property
@@ -254,7 +254,7 @@ class Job(Ranged, frozen=True, kw_only=True):
     workload: Workload
     cluster: Cluster
     workers: int
-    architecture: Architecture
+    architecture: JobArchitecture
     options: Options
     start: Start = "together"
     jitter: Jitter | None = None
@@ -264,7 +264,7 @@ class Job(Ranged, frozen=True, kw_only=True):
     islands: tuple[Island, ...] = ()
     flat: Job | None = None
     replica: Replica | None = None
-    stage: Stage | None = None
+    stage: ReplicaStage | None = None
     given: dict[str, Any] | None = None
 
     def __eq__(self, other: object) -> bool:

@@ -13,7 +13,7 @@ from perfmodel.inputs.profile import Profile, Timing
 from perfmodel.inputs.workload import Workload
 
 
-class Split(msgspec.Struct, frozen=True):
+class PassSplit(msgspec.Struct, frozen=True):
     """How the samples of an update are split: the number of ``passes``; the samples of a pass and
     of the update, None for a default that the profile does not set; and assumptions."""
 
@@ -28,7 +28,7 @@ def split(
     batch_size: int | None,
     accumulation: int | None,
     what: str = "batch_size",
-) -> Split:
+) -> PassSplit:
     """Return how an update of ``batch_size`` samples is split into ``accumulation`` passes.
 
     A timing with ``accumulation`` of its own is a measurement of passes. The defaults are those of
@@ -61,18 +61,18 @@ def split(
             notes.append(Assumption("accumulation", passes, "passes", why))
     if batch_size is None:
         if near is None or near.accumulation == 1:
-            return Split(passes, None, None, tuple(notes))
+            return PassSplit(passes, None, None, tuple(notes))
         pass_size = near.one_pass.batch_size
         whole = near.batch_size if passes == near.accumulation else passes * pass_size
         why = f"{passes} passes of {pass_size} samples, the size of the profile's largest batch"
         notes.insert(0, Assumption("batch_size", whole, "samples", why))
-        return Split(passes, pass_size, whole, tuple(notes))
+        return PassSplit(passes, pass_size, whole, tuple(notes))
     if (batch_size, passes) in measured:
         pass_size = measured[batch_size, passes].one_pass.batch_size
-        return Split(passes, pass_size, batch_size, tuple(notes))
+        return PassSplit(passes, pass_size, batch_size, tuple(notes))
     if batch_size % passes:
         raise InputError(f"{what}: {batch_size} samples cannot be split into {passes} equal passes")
-    return Split(passes, batch_size // passes, batch_size, tuple(notes))
+    return PassSplit(passes, batch_size // passes, batch_size, tuple(notes))
 
 
 def of_one_pass(profile: Profile, passes: int) -> Profile:

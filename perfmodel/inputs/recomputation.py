@@ -30,7 +30,7 @@ Sizes = list[tuple[str, float]]
 """Bytes by kind of activations."""
 
 
-class Kept(msgspec.Struct, frozen=True):
+class KeptSizes(msgspec.Struct, frozen=True):
     """What layers keep of a pass: until its backward pass, and while a part is computed again."""
 
     always: Sizes
@@ -95,10 +95,10 @@ def recomputed(workload: Workload, recomputation: str) -> Workload:
     return _changed(workload, layers, [*kept.always, *kept.again], recomputation)
 
 
-def kept_of(layers: Sequence[WorkloadLayer], recomputation: str, before: int = 0) -> Kept:
+def kept_of(layers: Sequence[WorkloadLayer], recomputation: str, before: int = 0) -> KeptSizes:
     """Return what consecutive layers keep of a pass, with ``before`` blocks in front of them."""
     if recomputation == "none":
-        return Kept([_named(layer) for layer in layers], [])
+        return KeptSizes([_named(layer) for layer in layers], [])
     if recomputation == "selective":
         return _kept_of_attention(layers)
     always: Sizes = []
@@ -115,10 +115,10 @@ def kept_of(layers: Sequence[WorkloadLayer], recomputation: str, before: int = 0
                 (kind_of(layer.name, layer.kind), _kept_share(layer) * layer.passed_on_bytes)
                 for layer in members[:-1]
             ]
-    return Kept(always, [_named(layer) for layer in largest])
+    return KeptSizes(always, [_named(layer) for layer in largest])
 
 
-def _kept_of_attention(layers: Sequence[WorkloadLayer]) -> Kept:
+def _kept_of_attention(layers: Sequence[WorkloadLayer]) -> KeptSizes:
     """Return what layers keep if the core of attention is computed again."""
     always, largest = [], (ATTENTION, 0.0)
     for layer in layers:
@@ -127,7 +127,7 @@ def _kept_of_attention(layers: Sequence[WorkloadLayer]) -> Kept:
             largest = max(largest, (kind, size - layer.passed_on_bytes), key=lambda one: one[1])
             size = layer.passed_on_bytes
         always.append((kind, size))
-    return Kept(always, [largest])
+    return KeptSizes(always, [largest])
 
 
 def _blocks(

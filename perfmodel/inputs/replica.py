@@ -197,7 +197,7 @@ class RoutedLayers(msgspec.Struct, frozen=True):
     backward_waits_s: tuple[float, ...] = ()
 
 
-class Stage(msgspec.Struct, frozen=True):
+class ReplicaStage(msgspec.Struct, frozen=True):
     """What the devices of one stage do for a replica.
 
     Attributes

@@ -174,7 +174,7 @@ def _busy(server: Server) -> Server:
 def _of_servers(server: Server) -> list[Assumption]:
     return [
         Assumption("update per tensor", server.update_per_tensor_s, "s", "usual loss"),
-        Assumption("update per byte", server.update_per_byte_s, "s", "usual loss"),
+        Assumption("update per byte", server.update_per_byte_s, "s/byte", "usual loss"),
     ]
 
 
@@ -192,7 +192,7 @@ def _assumptions(name: str, cluster: Cluster) -> list[Assumption]:
     if name == "handover":
         return [
             Assumption("handover per tensor", cluster.handover.per_tensor_s, "s", why),
-            Assumption("handover per byte", cluster.handover.per_byte_s, "s", why),
+            Assumption("handover per byte", cluster.handover.per_byte_s, "s/byte", why),
         ]
     if name == "nic":
         limit = cluster.nic.ceiling_bytes_per_s

@@ -31,7 +31,7 @@ def sources(schedule: Schedule) -> Ids:
 
 
 @dataclass(frozen=True, eq=False)
-class Steps:
+class ScheduleSteps:
     """Steps of all ranks, each one action or two joined ones, in rounds.
 
     All sources of a step, and the step before it on its rank, are in earlier rounds.
@@ -58,7 +58,7 @@ class Steps:
 
 
 @lru_cache(maxsize=32)
-def steps_of(schedule: Schedule) -> Steps:
+def steps_of(schedule: Schedule) -> ScheduleSteps:
     """Return the steps of a schedule in rounds: in each, every rank runs what it can.
 
     Raises
@@ -94,7 +94,7 @@ def steps_of(schedule: Schedule) -> Steps:
     order = np.argsort(at, kind="stable")
     new = np.empty(len(first) + 1, dtype=np.int64)
     new[order], new[NONE] = np.arange(len(first)), NONE
-    return Steps(
+    return ScheduleSteps(
         first[order],
         second[order],
         new[before][order],

@@ -22,7 +22,7 @@ from perfmodel.communication.members import Members
 from perfmodel.inputs.cluster import Cluster, Collective
 from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.recomputation import block_of
-from perfmodel.inputs.replica import Replica, Stage, Sums
+from perfmodel.inputs.replica import Replica, ReplicaStage, Sums
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.replicas.seats import check_span
 from perfmodel.theory.packing import largest_part
@@ -37,11 +37,11 @@ NOTHING = Sums()
 
 def with_context(
     cluster: Cluster,
-    stage: Stage,
+    stage: ReplicaStage,
     layers: Sequence[WorkloadLayer],
     workload: Workload,
     within: int,
-) -> Stage:
+) -> ReplicaStage:
     """Return a stage with what its devices exchange for sequences that they divide.
 
     Parameters

@@ -19,7 +19,7 @@ import numpy as np
 from perfmodel.base.arrays import Ids
 from perfmodel.base.same import Same
 from perfmodel.communication.costs import Cost, LinkCosts
-from perfmodel.communication.exchanges import Exchange
+from perfmodel.communication.exchanges import AllToAllExchange
 from perfmodel.communication.fabric import Fabric
 from perfmodel.communication.members import Members
 from perfmodel.inputs.cluster import Cluster
@@ -28,7 +28,7 @@ from perfmodel.inputs.expert_parallel import ExpertParallel, Routed, is_of_exper
 from perfmodel.inputs.passes import accumulated, one_pass
 from perfmodel.inputs.precisions import dispatched_share
 from perfmodel.inputs.recomputation import block_of
-from perfmodel.inputs.replica import Replica, RoutedLayers, Stage, Sums
+from perfmodel.inputs.replica import Replica, ReplicaStage, RoutedLayers, Sums
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.replicas.seats import Seats
 from perfmodel.theory.routing import Routing, copies_across, largest_load
@@ -85,13 +85,13 @@ def _placed(on: Same[Cluster], devices: bytes, within: int, tensor: int, sharing
 
 
 def with_experts(
-    stage: Stage,
+    stage: ReplicaStage,
     workload: Workload,
     experts: ExpertParallel,
     placed: Placed,
     *,
     shares_update: bool,
-) -> tuple[Stage, Workload]:
+) -> tuple[ReplicaStage, Workload]:
     """Return a stage with what its layers send to experts, and its workload with gradients of
     experts that are :func:`reduced` among those that have the same.
 
@@ -245,20 +245,22 @@ def _out_bytes(members: Members, cost: Cost) -> float:
     return float(loads.sum()) / members.ends.size
 
 
-def _exchange(experts: ExpertParallel, members: Members, routed: Routed) -> tuple[Exchange, float]:
+def _exchange(
+    experts: ExpertParallel, members: Members, routed: Routed
+) -> tuple[AllToAllExchange, float]:
     """Return how a group exchanges its tokens, inside a node always directly, and the share of
     their copies that it sends: a *hierarchical* exchange sends one to each device that has some of
     a token's experts, and one to each node."""
     nodes = len(np.unique(members.fabric.place[members.ends[0]]))
     if experts.exchange != "hierarchical":
-        return Exchange() if nodes == 1 else Exchange(experts.exchange), 1.0
+        return AllToAllExchange() if nodes == 1 else AllToAllExchange(experts.exchange), 1.0
     model = routed.experts, routed.active
     limit = None if experts.nodes is None else min(experts.nodes, nodes)
     allowed = None if limit is None else limit * experts.degree // nodes
     copies = copies_across(experts.degree, *model, allowed)
     if nodes == 1:
-        return Exchange(), copies
-    return Exchange("hierarchical", copies_across(nodes, *model, limit) / copies), copies
+        return AllToAllExchange(), copies
+    return AllToAllExchange("hierarchical", copies_across(nodes, *model, limit) / copies), copies
 
 
 def reduced(workload: Workload, experts: ExpertParallel, placed: Placed) -> Workload:

@@ -20,7 +20,7 @@ from perfmodel.phases.quantities import iteration_cv
 from perfmodel.phases.variation import KIND, spread_of, varying_part
 from perfmodel.predicting.replicas import StageJob
 from perfmodel.theory.packing import relative_loads
-from perfmodel.training.shared_links import Flows
+from perfmodel.training.shared_links import RoundFlows
 from perfmodel.training.spans import Paths, Spans, spans
 from perfmodel.training.stages import varying_seconds
 
@@ -42,7 +42,7 @@ class LaterActions(NamedTuple):
 
 
 def drawn(
-    job: Job, jobs: Sequence[StageJob], paths: Paths, seconds: Floats, flows: Flows
+    job: Job, jobs: Sequence[StageJob], paths: Paths, seconds: Floats, flows: RoundFlows
 ) -> LaterActions:
     """Return what packed sequences change.
 

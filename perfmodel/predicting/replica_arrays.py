@@ -20,7 +20,7 @@ from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import InputError
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.passes import accumulated
-from perfmodel.inputs.replica import Replica, Stage
+from perfmodel.inputs.replica import Replica, ReplicaStage
 from perfmodel.phases.phases import Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.predicting.replica_columns import (
@@ -292,7 +292,7 @@ class _Group:
         """Return a rank of a layout as a job with single devices, which sends in ``turns`` passes
         of an update."""
         held = self.held(paths, rank)
-        stage = Stage(rank, self.structure, tuple(map(len, held)))
+        stage = ReplicaStage(rank, self.structure, tuple(map(len, held)))
         (seats, _), job = self.seats[column], self.jobs[layout]
         of_experts, experts = None, replica_of(job).experts
         if experts is not None:

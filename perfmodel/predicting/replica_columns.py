@@ -16,7 +16,7 @@ from perfmodel.communication.fabric import Fabric
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.expert_parallel import ExpertParallel
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.replica import Replica, RoutedLayers, Stage
+from perfmodel.inputs.replica import Replica, ReplicaStage, RoutedLayers
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.phases.layers import Layers
 from perfmodel.phases.quantities import Quantities, quantities_of, same_quantities
@@ -25,7 +25,7 @@ from perfmodel.predicting.experts import Placed, routed_layers, updated
 from perfmodel.predicting.replicas import replica_of, shares_sent
 from perfmodel.predicting.tensor_sums import slowdown_of, sums_of
 from perfmodel.replicas.seats import Seats, of_groups, positions_of, seats_of
-from perfmodel.replicas.stage_work import Whole
+from perfmodel.replicas.stage_work import WholePass
 from perfmodel.replicas.stages import chunks_of
 from perfmodel.training.passes import with_passes
 from perfmodel.training.stages import by_kind, seconds_alone, seconds_of_layers, seconds_of_sums
@@ -90,7 +90,7 @@ class Work(NamedTuple):
     (layers,). ``whole`` is a pass of it, for stages."""
 
     workload: Workload
-    whole: Whole
+    whole: WholePass
     seconds: Floats
     sums: Floats
     forward_s: Floats
@@ -140,7 +140,7 @@ class Known:
             together, gradients_s = _together(job)
             self.works[key] = Work(
                 one,
-                Whole.of(one, tied=True),
+                WholePass.of(one, tied=True),
                 seconds_of_layers(one),
                 together,
                 np.array([layer.forward_s for layer in one.layers]),
@@ -152,7 +152,7 @@ class Known:
         return self.works[key]
 
     def part(
-        self, work: Work, held: list[range], stage: Stage, experts: OfExperts | None
+        self, work: Work, held: list[range], stage: ReplicaStage, experts: OfExperts | None
     ) -> Workload:
         """Return the workload of the layers that a stage holds, but for their times: those of other
         layouts with the same tensors and updates."""
@@ -286,7 +286,7 @@ def _together(job: Job) -> tuple[Floats, Floats]:
     if replica.context == 1:
         return seconds, np.zeros(many)
     work, within = job.workload, job.context_workers
-    stage = with_context(job.cluster, Stage(0, replica, (many,)), work.layers, work, within)
+    stage = with_context(job.cluster, ReplicaStage(0, replica, (many,)), work.layers, work, within)
     seconds += seconds_of_sums(many, stage.forward_exchanges, stage.backward_exchanges)
     seconds += by_kind(many, stage.forward_waits_s, stage.backward_waits_s)
     gradients = seconds_alone(stage.gradient_sums) if stage.gradient_sums else [0.0] * many

@@ -35,7 +35,7 @@ from perfmodel.predicting.replicas import (
 from perfmodel.replicas.stage_work import boundary_bytes, schedule_of
 from perfmodel.training.labels import SLOWEST
 from perfmodel.training.routing import EXPERT_EXCHANGE, IMBALANCE
-from perfmodel.training.shared_links import MOST_TRANSFERS, Flows, shared_pace_s, shared_spans
+from perfmodel.training.shared_links import MOST_TRANSFERS, RoundFlows, shared_pace_s, shared_spans
 from perfmodel.training.spans import Paths, Spans, pace_s, paths_of, spans
 from perfmodel.training.stages import chunk_seconds
 
@@ -342,7 +342,7 @@ def _seconds(paths: Paths, jobs: list[StageJob]) -> Floats:
     return parts
 
 
-def _flows(job: Job, paths: Paths, jobs: list[StageJob]) -> Flows:
+def _flows(job: Job, paths: Paths, jobs: list[StageJob]) -> RoundFlows:
     """Return the transfers of the replica that shares most links with the same transfers of
     others."""
     schedule, handing = paths.schedule, paths.handing
@@ -359,7 +359,7 @@ def _flows(job: Job, paths: Paths, jobs: list[StageJob]) -> Flows:
     units = shared[np.arange(len(each))[:, None, None], path]
     one = int(units.sum(axis=(0, 2)).argmax())
     of = of.reshape(-1)
-    return Flows(
+    return RoundFlows(
         moved,
         fabric.between_s(a[:, one], z[:, one])[of],
         fabric.flow_between(a[:, one], z[:, one])[of],
@@ -369,7 +369,7 @@ def _flows(job: Job, paths: Paths, jobs: list[StageJob]) -> Flows:
     )
 
 
-def _spans(paths: Paths, seconds: Floats, flows: Flows) -> Spans:
+def _spans(paths: Paths, seconds: Floats, flows: RoundFlows) -> Spans:
     """Return begin and end of each action; if links are shared and not almost idle, with transfers
     that share them."""
     sent_s = flows.alone_s()
@@ -377,7 +377,7 @@ def _spans(paths: Paths, seconds: Floats, flows: Flows) -> Spans:
     return shared_spans(paths, seconds, flows) if _share(paths, flows, at.end.max()) else at
 
 
-def _share(paths: Paths, flows: Flows, took_s: float) -> bool:
+def _share(paths: Paths, flows: RoundFlows, took_s: float) -> bool:
     """Return whether transfers of a step of so many seconds share links for some of the time."""
     if not 0 < len(flows.bytes) <= MOST_TRANSFERS:
         return False

@@ -32,8 +32,8 @@ from perfmodel.base.same import SameItems, kept
 from perfmodel.inputs.activations import FUSED_LOSS, Peak, Peaks, by_kind, kind_of
 from perfmodel.inputs.passes import one_pass
 from perfmodel.inputs.peaks import further_peak, peaks_of, update_bytes
-from perfmodel.inputs.recomputation import Kept, kept_of
-from perfmodel.inputs.replica import Replica, Stage
+from perfmodel.inputs.recomputation import KeptSizes, kept_of
+from perfmodel.inputs.replica import Replica, ReplicaStage
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, WEIGHT
 from perfmodel.pipelines.facts import stored_versions
@@ -78,7 +78,7 @@ class _Chunk(NamedTuple):
     there besides while a part is computed again; and the moment of its backward pass at which its
     memory is largest."""
 
-    kept: Kept
+    kept: KeptSizes
     bytes: float
     again_bytes: float
     peak: Peak
@@ -123,7 +123,7 @@ def _device_works(
 
 def _device_work(
     work: Workload,
-    stage: Stage,
+    stage: ReplicaStage,
     ends: Sequence[Ends],
     before: Sequence[int],
     accelerator: bool,
@@ -242,7 +242,9 @@ def _chunk(
     return _Chunk(kept, always, again, further_peak((*layers[:-1], last), kept_bytes, recompute))
 
 
-def _in_flight(part: Workload, chunks: Sequence[_Chunk], stage: Stage, passes: int) -> Workload:
+def _in_flight(
+    part: Workload, chunks: Sequence[_Chunk], stage: ReplicaStage, passes: int
+) -> Workload:
     """Return the workload of a device with the activations of all passes in flight."""
     schedule = schedule_of(stage.replica, passes * stage.copies)
     if passes == schedule.micro_batches == 1:

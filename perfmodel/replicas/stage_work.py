@@ -14,7 +14,7 @@ from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import InputError
 from perfmodel.base.same import kept
 from perfmodel.inputs.passes import accumulated, one_pass
-from perfmodel.inputs.replica import Replica, Stage, Tied, Transfers
+from perfmodel.inputs.replica import Replica, ReplicaStage, Tied, Transfers
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 from perfmodel.pipelines import Schedule, check, read, schedule as schedule_named
 from perfmodel.pipelines.actions import Flags
@@ -35,7 +35,7 @@ IN_TURN: tuple[Transfers, ...] = ("torch", "gloo")
 class StageWork(NamedTuple):
     """A stage with its workload: that of an update, of its layers only."""
 
-    stage: Stage
+    stage: ReplicaStage
     workload: Workload
 
 
@@ -148,7 +148,7 @@ class Order(NamedTuple):
     joined: Flags
 
 
-def order_of(stage: Stage, micro_batches: int) -> Order:
+def order_of(stage: ReplicaStage, micro_batches: int) -> Order:
     """Return the actions of a round of a stage's devices."""
     schedule = round_of(stage.replica, micro_batches * stage.copies).schedule
     order = actions_of(schedule, stage.number)
@@ -198,11 +198,11 @@ def _stages_of(workload: Workload, replica: Replica, most: int | None) -> tuple[
     one = pass_of(workload)
     chunks = chunks_of(one.layers, replica)
     schedule = schedule_of(replica, workload.accumulation)
-    whole = Whole.of(one, tied=schedule.updates.kind == "flush")
+    whole = WholePass.of(one, tied=schedule.updates.kind == "flush")
     works = []
     for number in groups_of(schedule)[:most, 0].tolist():
         held = [chunks[chunk] for chunk in schedule.held(number)]
-        stage = Stage(number, replica, tuple(map(len, held)), copies=schedule.copies)
+        stage = ReplicaStage(number, replica, tuple(map(len, held)), copies=schedule.copies)
         works.append(whole.stage(workload, stage, held))
     return tuple(works)
 
@@ -213,7 +213,7 @@ def pass_of(update: Workload) -> Workload:
     return one_pass(expanded(update))
 
 
-class Whole(NamedTuple):
+class WholePass(NamedTuple):
     """One pass of a model; and with a copy of its ``table`` in the layer ``head``, for the last
     stage, if that shares it with the first layer (else the same, and no table)."""
 
@@ -223,7 +223,7 @@ class Whole(NamedTuple):
     head: int
 
     @classmethod
-    def of(cls, one: Workload, *, tied: bool) -> Whole:
+    def of(cls, one: Workload, *, tied: bool) -> WholePass:
         """Return one pass of a model. Stages that are not ``tied`` exchange nothing but activations
         and their gradients."""
         table = tied_bytes(one.layers) if tied else ()
@@ -242,7 +242,7 @@ class Whole(NamedTuple):
         """Return whether a stage has a copy of the table."""
         return self.ties(held) and held[0].start > 0
 
-    def stage(self, workload: Workload, stage: Stage, held: list[range]) -> StageWork:
+    def stage(self, workload: Workload, stage: ReplicaStage, held: list[range]) -> StageWork:
         """Return a stage, and its part of a workload, of which this is a pass."""
         copies = self.copies(held)
         if self.ties(held):
@@ -262,7 +262,7 @@ def tied_bytes(layers: Sequence[WorkloadLayer]) -> tuple[float, ...]:
     return layers[0].tensor_bytes if shares else ()
 
 
-def part_of(workload: Workload, one: Workload, held: list[range], stage: Stage) -> Workload:
+def part_of(workload: Workload, one: Workload, held: list[range], stage: ReplicaStage) -> Workload:
     """Return the workload of the layers that a stage holds, ``one`` being one pass of the whole."""
     number = stage.number
     layers = tuple(one.layers[k] for chunk in held for k in chunk)

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, where
-from perfmodel.theory.roots import falling_zero, log
+from perfmodel.base.roots import falling_zero, log
 
 EXACT = 64
 """Customers of one class up to which the exact recursion is used; beyond, it would be slow."""

@@ -36,7 +36,7 @@ class GroupedRates(NamedTuple):
     result_bytes: float = 2.0
 
 
-class Groups(NamedTuple):
+class RowGroups(NamedTuple):
     """Groups of rows: how many ``rows`` there are of all groups together, how many groups have
     any (``number``), and whether all have the same number (1) or not (0)."""
 
@@ -46,7 +46,7 @@ class Groups(NamedTuple):
 
 
 def grouped_s(
-    groups: Groups,
+    groups: RowGroups,
     columns: Quantity,
     depth: Quantity,
     rates: GroupedRates,

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from perfmodel.base.errors import InputError, NoTimesError, spelling, unknown_name, whole_number
 from perfmodel.base.provenance import Assumption, Source
 from perfmodel.inputs.batch_scaling import SINGLE_ERROR, together
-from perfmodel.inputs.device import Demands, Device, PeakRates, roofline_s
+from perfmodel.inputs.device import Device, LayerDemands, PeakRates, roofline_s
 from perfmodel.inputs.precisions import RECIPES
 from perfmodel.inputs.profile import Profile, Timing
 from perfmodel.inputs.software import EAGER, LAUNCH_S
@@ -311,7 +311,7 @@ def _on_target(
             for one in (place.device, target)
         )
     else:
-        demands = Demands.of(profile.layers)
+        demands = LayerDemands.of(profile.layers)
         before, after = (roofline_passes_s(one, demands, *given) for one in (place.device, target))
     forward_s = transferred(groups, [la.forward_s for la in there.layers], before[0], after[0])
     backward_s = transferred(groups, [la.backward_s for la in there.layers], before[1], after[1])
@@ -391,7 +391,7 @@ def _rates(
     logs: dict[tuple[str, str], list[float]] = {}
     for one in profiles:
         usable = [t for t in one.timings if t.precision == precision and t.device in devices]
-        demands = Demands.of(one.layers if efficiency and usable else ())
+        demands = LayerDemands.of(one.layers if efficiency and usable else ())
         for timing in usable:
             rate = timing.batch_size / timing.total_s
             if efficiency:

@@ -247,7 +247,7 @@ def _work(
     """Return the kernels of both passes, and the device's time for them.
 
     With adapters (``lora``) a frozen product has no kernel for the gradient of its weights, and its
-    backward takes half the time, as in :func:`perfmodel.catalogue.adapters.with_storage`; what
+    backward takes half the time, as in :func:`perfmodel.catalogue.job_storage.with_storage`; what
     adapters compute takes the device next to no time, but the host launches it.
     """
     layers, kernels = profile.layers, kernels_of(profile.layers)

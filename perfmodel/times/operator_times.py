@@ -30,7 +30,7 @@ from perfmodel.inputs.precisions import RECIPES, WIDE_BYTES
 from perfmodel.inputs.profile import Layer
 from perfmodel.theory.attention import BACKWARD, VALUE_BYTES, Mask, attention_s
 from perfmodel.theory.convolutions import KERNEL, WIDE_LOAD_BYTES, transposing_s, winograd_s
-from perfmodel.theory.grouped import Groups, grouped_s
+from perfmodel.theory.grouped import RowGroups, grouped_s
 from perfmodel.theory.memory_bound import ACHIEVED, memory_bound_s
 from perfmodel.theory.products import CAST_BYTES, SUM_BYTES, product_s
 from perfmodel.times.operator_transfer import (
@@ -266,9 +266,9 @@ class _At(NamedTuple):
             rates = grouped_rates(self.device, kind, self.others).rates
             given = (rates, self.multiprocessors)
             passes = (
-                grouped_s(Groups(rows, used), columns, depth, *given),
-                grouped_s(Groups(rows, used), depth, columns, *given),
-                grouped_s(Groups(used * depth, used, 1.0), columns, rows / used, *given),
+                grouped_s(RowGroups(rows, used), columns, depth, *given),
+                grouped_s(RowGroups(rows, used), depth, columns, *given),
+                grouped_s(RowGroups(used * depth, used, 1.0), columns, rows / used, *given),
             )
             of_kind.append(np.stack(passes))
         alone = used * self._one_by_one_s(rows / used, columns, depth)

@@ -123,7 +123,7 @@ def training_rates(device: Device, precision: str, others: Mapping[str, Device])
     )
 
 
-class Grouped(NamedTuple):
+class GroupedPerformance(NamedTuple):
     """Rates of products of groups, what is moved ``elsewhere``, and the error, see
     :class:`perfmodel.inputs.operators.GroupedFigures`."""
 
@@ -132,7 +132,9 @@ class Grouped(NamedTuple):
     error_fraction: float
 
 
-def grouped_rates(device: Device, precision: str, others: Mapping[str, Device]) -> Grouped:
+def grouped_rates(
+    device: Device, precision: str, others: Mapping[str, Device]
+) -> GroupedPerformance:
     """Return what products of groups achieve on a device at a precision: as fitted, or transferred.
 
     Raises
@@ -167,7 +169,7 @@ def grouped_rates(device: Device, precision: str, others: Mapping[str, Device]) 
         ELEMENT_BYTES[precision],
     )
     error = max(figures.error_fraction for _, figures in nearest)
-    return Grouped(rates, mean.of("elsewhere"), error)
+    return GroupedPerformance(rates, mean.of("elsewhere"), error)
 
 
 def attention_rates(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from perfmodel.inputs.device import Demands, Device
+from perfmodel.inputs.device import Device, LayerDemands
 from perfmodel.inputs.profile import Layer
 from perfmodel.inputs.workload import BACKWARD_OVER_FORWARD
 from perfmodel.times.operator_times import layers_s, stated
@@ -22,7 +22,9 @@ def by_operators(device: Device, layers: Sequence[Layer]) -> bool:
     return device.kind == "gpu" and stated(layers)
 
 
-def roofline_passes_s(device: Device, demands: Demands, batch_size: int, precision: str) -> Passes:
+def roofline_passes_s(
+    device: Device, demands: LayerDemands, batch_size: int, precision: str
+) -> Passes:
     """Return the least seconds of both passes; the first layer passes no gradient back."""
     forward = demands.forward_s(device, batch_size, precision)
     backward = [BACKWARD_OVER_FORWARD * seconds for seconds in forward]

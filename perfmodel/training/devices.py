@@ -74,7 +74,7 @@ class Noise:
         return self._b.streams(shape, cv=self._jitter.cv, kind=kind)
 
 
-class Work(TypedDict, total=False):
+class ComputeFields(TypedDict, total=False):
     """Fields of an op that computes: its time or, on shared cores, its flow over them."""
 
     seconds: ArrayLike
@@ -104,7 +104,7 @@ class Processors:
         """Whether workers and servers contend for cores."""
         return self._cores is not None
 
-    def work(self, seconds: ArrayLike, node: Ids, threads: int) -> Work:
+    def work(self, seconds: ArrayLike, node: Ids, threads: int) -> ComputeFields:
         """Return arguments of an op that uses ``threads`` threads of ``node`` for ``seconds``."""
         if self._cores is None:
             return {"seconds": seconds}

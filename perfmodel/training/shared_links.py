@@ -22,7 +22,7 @@ MOST_TRANSFERS = 1000
 """Transfers up to which links count as shared; following more would take too long for a formula."""
 
 
-class Flows(NamedTuple):
+class RoundFlows(NamedTuple):
     """The transfers of a round, as flows over links.
 
     Attributes
@@ -64,9 +64,9 @@ class Flows(NamedTuple):
         return any(len(known) > 1 for known in users.values())
 
 
-def shared_spans(paths: Paths, seconds: Floats, flows: Flows) -> Spans:
+def shared_spans(paths: Paths, seconds: Floats, flows: RoundFlows) -> Spans:
     """Return begin and end of each action of a step, (actions,)."""
-    run = _Run(paths, seconds, flows, 1, np.zeros(paths.schedule.ranks))
+    run = _SharedLinksRun(paths, seconds, flows, 1, np.zeros(paths.schedule.ranks))
     run.finish()
     return Spans(np.array(run.begin), np.array(run.end))
 
@@ -75,21 +75,21 @@ FEWEST_ROUNDS, MOST_ROUNDS = 16, 80
 """Rounds of stages without a flush that are followed; the first half is left out of their pace."""
 
 
-def shared_pace_s(paths: Paths, seconds: Floats, flows: Flows, between_s: Floats) -> float:
+def shared_pace_s(paths: Paths, seconds: Floats, flows: RoundFlows, between_s: Floats) -> float:
     """Return the time of a round of stages that go on without end, see
     :func:`perfmodel.training.spans.pace_s`."""
     rounds = min(max(MOST_TRANSFERS // len(flows.bytes), FEWEST_ROUNDS), MOST_ROUNDS)
-    run = _Run(paths, seconds, flows, rounds, between_s)
+    run = _SharedLinksRun(paths, seconds, flows, rounds, between_s)
     run.finish()
     half = rounds // 2
     return (run.rounds_s[-1] - run.rounds_s[-1 - half]) / half
 
 
-class _Run:
+class _SharedLinksRun:
     """Follows the steps, the transfers and the updates of all ranks; nodes are in this order."""
 
     def __init__(
-        self, paths: Paths, seconds: Floats, flows: Flows, rounds: int, between_s: Floats
+        self, paths: Paths, seconds: Floats, flows: RoundFlows, rounds: int, between_s: Floats
     ) -> None:
         self.paths, self.rounds = paths, rounds
         self.steps, self.transfers = len(paths.steps), len(flows.bytes)
@@ -214,7 +214,7 @@ class _Rates:
     Source: Bertsekas, Gallager, "Data Networks", 2nd edition, section 6.5.2.
     """
 
-    def __init__(self, flows: Flows, offset: int) -> None:
+    def __init__(self, flows: RoundFlows, offset: int) -> None:
         self.capacity = flows.capacity_bytes_per_s.tolist()
         columns = np.column_stack([flows.rate_bytes_per_s, flows.path, flows.units])
         _, first, kind = np.unique(columns, axis=0, return_index=True, return_inverse=True)

@@ -24,7 +24,7 @@ from perfmodel.replicas.stage_work import round_of, together
 from perfmodel.training.transfers import Handing, handing_of
 
 
-class Step(NamedTuple):
+class ActionNeeds(NamedTuple):
     """What an action waits for: the one before on its rank, transfers of inputs, and those that
     must have ended; with a ``partner`` that it runs with, also what that waits for."""
 
@@ -45,7 +45,7 @@ class Paths(NamedTuple):
 
     schedule: Schedule
     handing: Handing
-    steps: tuple[Step, ...]
+    steps: tuple[ActionNeeds, ...]
     ahead: tuple[int, ...]
     last: tuple[int, ...]
 
@@ -79,12 +79,12 @@ def paths_of(replica: Replica, micro_batches: int) -> Paths:
     return paths
 
 
-def _whole(schedule: Schedule, transfers: Transfers, steps: Sequence[Step]) -> bool:
+def _whole(schedule: Schedule, transfers: Transfers, steps: Sequence[ActionNeeds]) -> bool:
     """Return whether every stage comes to the end of a round."""
     return len(steps) == len(schedule) - int(together(schedule, transfers).sum())
 
 
-def _ordered(repeated: Round, transfers: Transfers) -> tuple[Handing, tuple[Step, ...]]:
+def _ordered(repeated: Round, transfers: Transfers) -> tuple[Handing, tuple[ActionNeeds, ...]]:
     """Return the transfers, and the actions in an order that respects all that they wait for in a
     round."""
     handing, schedule = handing_of(repeated, transfers), repeated.schedule
@@ -93,7 +93,7 @@ def _ordered(repeated: Round, transfers: Transfers) -> tuple[Handing, tuple[Step
     begins = schedule.begins.tolist()
     done = [False] * len(schedule)
     at = begins[:-1]
-    ordered: list[Step] = []
+    ordered: list[ActionNeeds] = []
     left = list(range(schedule.ranks))
     while left:
         before = len(ordered)
@@ -121,7 +121,7 @@ def _ordered(repeated: Round, transfers: Transfers) -> tuple[Handing, tuple[Step
 
 def _steps(
     schedule: Schedule, handing: Handing, joined: Sequence[bool]
-) -> tuple[list[Step], list[list[int]]]:
+) -> tuple[list[ActionNeeds], list[list[int]]]:
     """Return the step that begins with each action, and the actions of the same round that come
     before it; of an action that runs with the one before it, both are of no use."""
     count, none = len(schedule), ()
@@ -146,7 +146,7 @@ def _steps(
     for action in schedule.begins.tolist()[:-1]:
         last[action] = NONE
     partner = [one + 1 if with_next else NONE for one, with_next in enumerate(joined)]
-    steps = list(map(Step, range(count), last, inputs, held, partner))
+    steps = list(map(ActionNeeds, range(count), last, inputs, held, partner))
     return steps, waits
 
 

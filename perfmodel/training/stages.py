@@ -15,7 +15,7 @@ from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.passes import one_pass
-from perfmodel.inputs.replica import RoutedLayers, Stage, Sums, total
+from perfmodel.inputs.replica import ReplicaStage, RoutedLayers, Sums, total
 from perfmodel.inputs.workload import Workload, expanded
 from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, WEIGHT
 from perfmodel.replicas.stage_work import Order, order_of
@@ -54,7 +54,7 @@ def mark_of(name: str) -> str:
 
 
 def add_stage(
-    b: GraphBuilder, job: Job, stage: Stage, workers: Workers, reduced: Sequence[bool]
+    b: GraphBuilder, job: Job, stage: ReplicaStage, workers: Workers, reduced: Sequence[bool]
 ) -> list[Workers]:
     """Add the actions of every worker's device, and return its passes.
 
@@ -74,7 +74,7 @@ class _Stage:
         self,
         b: GraphBuilder,
         job: Job,
-        stage: Stage,
+        stage: ReplicaStage,
         workers: Workers,
         order: Order,
         *,

@@ -11,7 +11,7 @@ from perfmodel import InputError, Source
 from perfmodel.calibration import fused_experts
 from perfmodel.calibration.operators import fit_grouped, fit_operators
 from perfmodel.catalogue import catalogue
-from perfmodel.theory.grouped import GroupedRates, Groups, grouped_s
+from perfmodel.theory.grouped import GroupedRates, RowGroups, grouped_s
 from perfmodel.theory.memory_bound import ACHIEVED
 from tests.calibration.test_operators import tables
 
@@ -50,7 +50,7 @@ def test_a_layer_by_hand() -> None:
     other devices are written twice and read once."""
     layers = fused_experts.layers_of(columns((1024, 2048, 768, 2, 8, 1, 2, 0.0)))
     seconds = fused_experts.fused_s(layers, TRUE, 0.5, 1e12, 100.0)
-    groups = Groups(1024.0, 4.0, 1.0)
+    groups = RowGroups(1024.0, 4.0, 1.0)
     products = grouped_s(groups, 1536.0, 2048.0, TRUE, 100.0)
     products += grouped_s(groups, 2048.0, 768.0, TRUE, 100.0)
     moved = 2 * (1024 * (3 * 768 + 2048) + 1024 * 2048)

@@ -14,7 +14,7 @@ from perfmodel import IntraNode, Link, NodeOverride
 from perfmodel.base.errors import InputError
 from perfmodel.catalogue import catalogue
 from perfmodel.communication.costs import LinkCosts
-from perfmodel.communication.exchanges import Exchange, Way
+from perfmodel.communication.exchanges import AllToAllExchange, Way
 from perfmodel.communication.fabric import Fabric
 from perfmodel.communication.members import Members
 from perfmodel.communication.schedules import (
@@ -42,7 +42,7 @@ NODES = cluster(
 def seconds(where: Cluster, workers: int, algorithm: Way, across: float = 1.0) -> float:
     """The time of an all-to-all of 24 bytes."""
     costs = LinkCosts(Members.of(where, workers), SIZES)
-    return float(costs.all_to_all(Exchange(algorithm, across)).seconds[0])
+    return float(costs.all_to_all(AllToAllExchange(algorithm, across)).seconds[0])
 
 
 def held(schedule: SendSchedule) -> set[tuple[int, int]]:
@@ -173,7 +173,7 @@ def test_simgrid_takes_as_long(workers: int, algorithm: Way) -> None:
     rates = [2.0] * workers
     where = cluster(2.0)
     costs = LinkCosts(Members.of(where, workers), np.array([2400.0]))
-    expected = float(costs.all_to_all(Exchange(algorithm)).seconds[0])
+    expected = float(costs.all_to_all(AllToAllExchange(algorithm)).seconds[0])
     graph = dag(workers, algorithm, rates)
     assert float(simgrid.by_simgrid(graph).max()) == pytest.approx(expected, rel=1e-4)
     slower = graph.scaled(0, 0.5)  # canary: one link is slower

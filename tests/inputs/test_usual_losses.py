@@ -65,7 +65,7 @@ def test_every_loss_is_listed_with_its_unit() -> None:
     lost = [(one.name, one.value, one.unit) for one in found if one.source.startswith("usual")]
     assert sorted(lost) == [
         ("device spread", DEVICE_SPREAD, ""),
-        ("handover per byte", pytest.approx(25.0 / 900e9), "s"),
+        ("handover per byte", pytest.approx(25.0 / 900e9), "s/byte"),
         ("handover per tensor", 10e-6, "s"),
         ("slowdown per neighbour", SLOWDOWN_PER_NEIGHBOUR, ""),
     ]

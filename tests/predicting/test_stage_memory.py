@@ -20,7 +20,7 @@ from perfmodel.cli.printing.prediction import components
 from perfmodel.inputs.decoder import Decoder
 from perfmodel.inputs.decoder_layers import layers_of
 from perfmodel.inputs.profile import Profile
-from perfmodel.inputs.replica import Replica, Stage
+from perfmodel.inputs.replica import Replica, ReplicaStage
 from perfmodel.inputs.workload import Workload, WorkloadLayer
 from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT, WEIGHT
 from perfmodel.predicting.memory import memory_of, stages_of
@@ -186,7 +186,7 @@ def test_llama_70b_on_32_devices_by_hand() -> None:
 
 def counts(replica: Replica, micro_batches: int, number: int) -> int:
     """Most chunks' micro-batches in flight on a stage."""
-    stage = Stage(number, replica, (1,) * replica.virtual_stages)
+    stage = ReplicaStage(number, replica, (1,) * replica.virtual_stages)
     kind, chunk, _ = order_of(stage, micro_batches)[:3]
     return int(counts_before(kind, chunk, replica.virtual_stages).sum(axis=1).max())
 
@@ -276,7 +276,7 @@ def naive_peak(job: Job, number: int, chunk_layers: list[list[WorkloadLayer]]) -
     layer by layer: two gradients of the output at the end of a chunk, then those of the output and
     the input of each layer."""
     assert job.replica is not None
-    stage = Stage(number, job.replica, tuple(len(one) for one in chunk_layers))
+    stage = ReplicaStage(number, job.replica, tuple(len(one) for one in chunk_layers))
     kind, chunk, micro = order_of(stage, job.workload.accumulation)[:3]
     exists: dict[tuple[int, int], float] = {}
     most = 0.0

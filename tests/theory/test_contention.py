@@ -165,7 +165,7 @@ def test_canary_a_fixed_point_that_has_not_converged_is_noticed(
     customers: int, demands: list[float], think_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     converged = throughput(customers, demands, think_s)
-    monkeypatch.setattr("perfmodel.theory.roots.MOST_STEPS", 3)
+    monkeypatch.setattr("perfmodel.base.roots.MOST_STEPS", 3)
     with pytest.raises(AssertionError):
         equal(throughput(customers, demands, think_s), converged, 1e-6)
 

@@ -14,7 +14,7 @@ from perfmodel.inputs.passes import accumulated
 from perfmodel.inputs.replica import Replica
 from perfmodel.predicting import replica_formulas
 from perfmodel.training import shared_links
-from perfmodel.training.shared_links import Flows, shared_spans
+from perfmodel.training.shared_links import RoundFlows, shared_spans
 from perfmodel.training.spans import paths_of, spans
 from tests.jobs import cluster, job
 from tests.settings import examples
@@ -46,17 +46,17 @@ def made(
     )
 
 
-def flows_of(bytes_: list[float], links: list[list[int]], units: float = 1.0) -> Flows:
+def flows_of(bytes_: list[float], links: list[list[int]], units: float = 1.0) -> RoundFlows:
     path = np.array(links)
     many = len(bytes_)
-    return Flows(np.array(bytes_), np.zeros(many), np.full(many, np.inf), path,
+    return RoundFlows(np.array(bytes_), np.zeros(many), np.full(many, np.inf), path,
                  np.full(path.shape, units), np.full(path.max() + 1, MB))  # fmt: skip
 
 
 # -- by hand ---------------------------------------------------------------------------------------
 
 
-def middle(units: float = 1.0) -> tuple[Any, np.ndarray[Any, Any], Flows]:
+def middle(units: float = 1.0) -> tuple[Any, np.ndarray[Any, Any], RoundFlows]:
     """Three stages, two micro-batches, gpipe. F takes 1 s, B 1 s; all transfers 1 MB, links 1 MB/s.
 
     What stage 1 sends, activations to 2 and gradients to 0, leaves by one link.

@@ -18,7 +18,7 @@ from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.theory import incast
-from perfmodel.training.devices import Work
+from perfmodel.training.devices import ComputeFields
 from perfmodel.training.workers import add_workers, log_steps, stagger_s, steady
 
 
@@ -312,7 +312,7 @@ class _Builder:
         cause: str,
         names: tuple[str, ...],
         slot: ArrayLike = NONE,
-        **work: Unpack[Work],
+        **work: Unpack[ComputeFields],
     ) -> Ids:
         return self.b.ops(
             label,

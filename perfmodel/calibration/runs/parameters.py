@@ -37,10 +37,18 @@ DECADE = math.log(10.0)
 SLOWDOWN = "slowdown_per_neighbour"
 HANDOVERS = frozenset(("handover_per_tensor_s", "handover_per_byte_s"))
 
+
+def _unit(name: str) -> str:
+    """Return the SI unit of a field, from the end of its name."""
+    if name.endswith("_per_byte_s"):
+        return "s/byte"
+    return "s" if name.endswith("_s") else ""
+
+
 FIELDS: Mapping[str, Parameter] = {
     name: Parameter(
         *(name, 0.0, DECADE),
-        unit="s" if name.endswith("_s") else "",
+        unit=_unit(name),
         scale="log" if least else "logit",
         least=least or 1.0,
         path=path,

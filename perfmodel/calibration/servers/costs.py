@@ -60,8 +60,9 @@ def measured_costs(runs: Sequence[MeasuredRun], cluster: Cluster) -> ServerCosts
     for name in COSTS:
         values = [v for r in runs if (v := getattr(r.measured, name)) is not None]
         was = getattr(cluster.server, name)
+        unit = "s/byte" if name.endswith("_per_byte_s") else "s"
         if not values:
-            estimates.append(Fitted.kept(name, "s", was, "no run measured it"))
+            estimates.append(Fitted.kept(name, unit, was, "no run measured it"))
             continue
         median, sure = median_interval(values, COVERAGE)
         if len(values) == 1:
@@ -72,7 +73,7 @@ def measured_costs(runs: Sequence[MeasuredRun], cluster: Cluster) -> ServerCosts
                 f"in {sure:.0%} of cases"
             )
         known = msgspec.to_builtins(median)
-        estimates.append(Fitted(name=name, unit="s", was=was, **known))
+        estimates.append(Fitted(name=name, unit=unit, was=was, **known))
     if not any(e.determined for e in estimates):
         raise InputError("runs: none of them measured the server's update costs")
     seen = f"measured in {len(runs)} run{'s' * (len(runs) > 1)}"

@@ -58,7 +58,7 @@ ASYNCHRONOUS = ServerKind(
     (
         COMPUTE,
         Parameter("update_per_tensor_s", 0.2e-3, math.log(2.0), "s"),
-        Parameter("update_per_byte_s", 1.25e-9, math.log(2.0), "s"),
+        Parameter("update_per_byte_s", 1.25e-9, math.log(2.0), "s/byte"),
     ),
     run_spread=0.03,
     rescaled=True,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from perfmodel.theory import roots
-from perfmodel.theory.roots import falling_zero
+from perfmodel.base import roots
+from perfmodel.base.roots import falling_zero
 from tests.settings import examples
 
 
