@@ -324,51 +324,6 @@ def all_to_all_s(
     return rounds * latency_s + half_ring_bytes(ranks, size_bytes) / bandwidth_bytes_per_s
 
 
-def hierarchical_all_to_all_s(
-    nodes: Quantity,
-    devices_per_node: Quantity,
-    size_bytes: Quantity,
-    *,
-    bandwidth_bytes_per_s: Quantity,
-    intra_bandwidth_bytes_per_s: Quantity,
-    latency_s: Quantity = 0.0,
-    intra_latency_s: Quantity = 0.0,
-    across: Quantity = 1.0,
-) -> Quantity:
-    r"""Return the seconds of an all-to-all among nodes, then inside nodes.
-
-    .. math:: T_{a2a}(m, f n; \alpha, \beta) + T_{a2a}(g, n; \alpha_i, \beta_i)
-
-    with g devices on each of m nodes, pairwise. Each device first sends all that is for another
-    node to the device with its own number there, which passes it on. ``across`` is the share f of
-    these bytes that has to pass the network: less than 1 if nodes pass on copies of the same data,
-    see :func:`perfmodel.theory.routing.copies_across`. Rates are those of one device while all
-    devices of its node send.
-
-    References
-    ----------
-    Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596, section 5.2 (hierarchical
-    all-to-all); DeepSeek-AI, "DeepSeek-V3 technical report", 2024, arXiv 2412.19437, section 3.2.2
-    (across nodes to the device of the same number, then inside the node).
-
-    >>> hierarchical_all_to_all_s(2, 4, 100.0, bandwidth_bytes_per_s=12.5,
-    ...                           intra_bandwidth_bytes_per_s=75.0)
-    5.0
-    """
-    between = all_to_all_s(
-        nodes,
-        across * size_bytes,
-        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
-        latency_s=latency_s,
-    )
-    return between + all_to_all_s(
-        devices_per_node,
-        size_bytes,
-        bandwidth_bytes_per_s=intra_bandwidth_bytes_per_s,
-        latency_s=intra_latency_s,
-    )
-
-
 class LinearCost(msgspec.Struct, frozen=True, eq=False):
     """Linear cost of a collective of at least ``above_bytes`` bytes: start-up, time per byte."""
 
