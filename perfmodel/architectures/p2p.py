@@ -25,9 +25,10 @@ from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import Option
 from perfmodel.inputs.workload import expanded
-from perfmodel.phases.layers import Stage, Whole
+from perfmodel.phases.layers import Stage
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
+from perfmodel.phases.whole import Whole
 from perfmodel.training.workers import (
     Workers,
     add_workers,

@@ -57,6 +57,15 @@ def maximum(*values: Quantity) -> Quantity:
     return _extreme(values, "Max", np.maximum, max)
 
 
+def largest(*rows: Sequence[Quantity]) -> list[Quantity]:
+    """Return the :func:`maximum` of each row.
+
+    >>> largest((1.0, 3.0), (4.0, 2.0))
+    [3.0, 4.0]
+    """
+    return [maximum(*row) for row in rows]
+
+
 def minimum(*values: Quantity) -> Quantity:
     """Smallest of the quantities, element by element.
 

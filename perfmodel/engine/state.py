@@ -10,7 +10,7 @@ from perfmodel.engine import codes
 from perfmodel.engine.flows import fields, in_flight
 from perfmodel.engine.measures import Totals
 from perfmodel.engine.progress import progress, short_runs
-from perfmodel.engine.world import World, assign, column, scalar, starts
+from perfmodel.engine.world import World, assign, column, scalars, starts
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Choice
 
@@ -27,7 +27,7 @@ class State(msgspec.Struct, frozen=True):
 
 def state(world: World) -> State:
     """Return the state of a world. Equal states of a deterministic graph have equal futures."""
-    now, timers = scalar(world, "now"), scalar(world, "timers")
+    now, timers = scalars(world, "now", "timers")
     phase, taken, missing, since = fields(world, "ops", "phase", "taken", "missing", "since")
     what, when = np.array(world.timer_what[:timers], _L), np.array(world.timer_time[:timers], _F)
     order = np.lexsort((when, what))
@@ -120,7 +120,7 @@ def moved_bytes(world: World) -> Floats:
 
 def totals(graph: OpGraph, world: World) -> Totals:
     """Return the counters and sums so far, including the completed part of running ops."""
-    one = {name: scalar(world, name) for name in _COUNTED}
+    one = dict(zip(_COUNTED, scalars(world, *_COUNTED), strict=True))
     phase, since = fields(world, "ops", "phase", "since")
     running = np.flatnonzero((phase == codes.WORKING) | (phase == codes.MOVING))
     slot_busy = column(world, "slots", "busy").copy()
@@ -160,4 +160,5 @@ _TOTALLED = tuple(
 
 def forget_gap(world: World) -> None:
     """Restart the maximum of the gap between groups from the current gap."""
-    assign(world, gap_max=scalar(world, "fastest") - scalar(world, "slowest"))
+    fastest, slowest = scalars(world, "fastest", "slowest")
+    assign(world, gap_max=fastest - slowest)

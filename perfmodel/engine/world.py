@@ -196,8 +196,15 @@ def column(world: World, records: str, field: str, where: Ids | None = None) -> 
 
 def scalar(world: World, field: str) -> Any:
     """Return one field of the state as a Python number."""
+    return scalars(world, field)[0]
+
+
+def scalars(world: World, *fields: str) -> list[Any]:
+    """Return several fields of the state as Python numbers."""
     state: Any = world.state
-    return getattr(state[0], field) if isinstance(state, list) else state[field][0].item()
+    if isinstance(state, list):
+        return [getattr(state[0], field) for field in fields]
+    return [state[field][0].item() for field in fields]
 
 
 def assign(world: World, **values: float) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
@@ -17,6 +15,7 @@ from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 
 if TYPE_CHECKING:
     from perfmodel.phases import cumulative, lines
+    from perfmodel.phases.whole import Whole
 
 Made = TypeVar("Made")
 
@@ -78,7 +77,8 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
     places that hold the same parts, those of one place); and ``index``, the number of the layer in
     the workload. ``first_s`` and ``last_s`` are the forward and the backward time of the layers
     before the first one with parameters. Of the times of each layer, ``forward_after_s`` and
-    ``backward_after_s`` (layers,) are those of layers without parameters that follow it.
+    ``backward_after_s`` (layers,) are those of layers without parameters that follow it. If the
+    times of a layer are arrays, they have so many ``axes``.
     """
 
     forward_s: tuple[float, ...]
@@ -90,6 +90,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
     last_s: float
     forward_after_s: tuple[float, ...]
     backward_after_s: tuple[float, ...]
+    axes: int = 0
 
     @classmethod
     def of(cls, workload: Workload) -> Layers:
@@ -119,7 +120,8 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
                 first, last = first + forward, last + backward
         forwards, backwards, every, numbers = zip(*rows, strict=True)
         sizes = tuple(part.bytes for (part,) in every)
-        later = tuple(zip(*after, strict=True))
+        forward_after, backward_after = zip(*after, strict=True)
+        later = forward_after, backward_after
         return cls(forwards, backwards, sizes, every, numbers, first, last, *later)
 
     def placed(self, parts: Mapping[int, Sequence[Part]]) -> Layers:
@@ -141,13 +143,16 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         After multiplication by ``times``, the rest of the backward pass is unchanged, such as the
         handover of gradients to the network: it does not grow with the batch.
         """
-        return msgspec.structs.replace(
-            self,
-            backward_s=tuple(
+        return self.with_backward(
+            tuple(
                 less + (more - less) / times
                 for less, more in zip(without.backward_s, self.backward_s, strict=True)
-            ),
+            )
         )
+
+    def with_backward(self, backward_s: tuple[Quantity, ...]) -> Layers:
+        """Return the same layers with other backward times, (layers,)."""
+        return msgspec.structs.replace(self, backward_s=backward_s, axes=axes_of(*backward_s))
 
     def timed(self, forward_s: Floats, backward_s: Floats) -> Layers:
         """Return the same layers with other times, (layers of the workload, ...) each."""
@@ -157,6 +162,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
             self,
             forward_s=tuple(forward),
             backward_s=tuple(backward),
+            axes=backward.ndim - 1,
             forward_after_s=tuple(forward - forward_s[rows]),
             backward_after_s=tuple(backward - backward_s[rows]),
             first_s=forward_s[:first].sum(axis=0) if first else 0.0,
@@ -276,13 +282,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         values = (scale, encode, *(value for stage in stages for value in stage))
         arrays = [value for value in values if isinstance(value, np.ndarray)]
         short = all(array.size < FEW_VALUES for array in arrays)
-        return short and (any(array.ndim for array in arrays) or self._axes > 0)
-
-    @property
-    def _axes(self) -> int:
-        """Axes of the backward times."""
-        axes: int = self.once("axes", lambda: axes_of(*self.backward_s))
-        return axes
+        return short and (any(array.ndim for array in arrays) or self.axes > 0)
 
     def _at_once(
         self,
@@ -294,7 +294,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         """Return the same as :meth:`_one_by_one`, with the layers as an axis."""
         from perfmodel.phases import cumulative
 
-        axes = max(self._axes, axes_of(scale, encode_per_byte_s))
+        axes = max(self.axes, axes_of(scale, encode_per_byte_s))
         seconds, sizes = self.once(
             ("columns", axes),
             lambda: (column(self.backward_s[::-1], axes), column(self.bytes[::-1], axes)),
@@ -422,71 +422,16 @@ def is_nothing(value: Quantity) -> bool:
     return isinstance(value, float) and value == 0.0
 
 
-class Whole(msgspec.Struct, frozen=True, eq=False):
-    r"""A model as a whole instead of layer by layer: overlap is approximated by a p-norm.
-
-    Two overlapping times together take their p-norm, with p the ``sharpness``: 1 means no overlap,
-    infinity that the longer one hides the shorter one. This needs no knowledge of the layers and
-    keeps formulas short, but it guesses the overlap that :class:`Layers` computes. ``part`` is the
-    fraction of the gradients at the place that holds the most.
-    """
-
-    forward_s: Quantity
-    backward_s: Quantity
-    gradient_bytes: Quantity
-    tensors: Quantity
-    sharpness: float = math.inf
-    part: Quantity = 1.0
-
-    def once(self, name: Hashable, make: Callable[[], Made], *, of_bytes: bool = False) -> Made:
-        """Return ``make()``."""
-        return make()
-
-    @property
-    def bytes(self) -> tuple[Quantity, ...]:
-        """Bytes of all gradients."""
-        return (self.gradient_bytes,)
-
-    def beside_s(self, *seconds: Quantity) -> Quantity:
-        """Return the seconds that overlapping times take together."""
-        from perfmodel.theory.overlap import blend
-
-        return functools.reduce(lambda a, b: blend(a, b, self.sharpness), seconds)
-
-    def overlapped_s(
-        self,
-        scale: Quantity,
-        send: Send,
-        numbers: Sequence[int],
-        *,
-        encode_per_byte_s: Quantity = 0.0,
-    ) -> list[Quantity]:
-        """Return the seconds until all gradients are computed, and until all messages are sent."""
-        computed = self.backward_s * scale + encode_per_byte_s * self.gradient_bytes
-        return [computed, self.beside_s(computed, send([0.0 * computed for _ in numbers]))]
-
-    def pull_and_forward_s(self, per_byte_s: Quantity, scale: Quantity) -> Quantity:
-        """Return the end of the forward pass (s)."""
-        return self.beside_s(self.forward_s * scale, self.part * self.gradient_bytes * per_byte_s)
-
-    def backward_and_send_s(
-        self,
-        scale: Quantity,
-        stages: Sequence[Stage],
-        *,
-        encode_per_byte_s: Quantity = 0.0,
-        latency_s: Quantity = 0.0,
-        overlap: bool = True,
-        next_forward: bool = False,
-    ) -> list[Quantity]:
-        """Return the seconds until all gradients are computed, until they have passed each of the
-        ``stages``, and until ``latency_s`` after that."""
-        computed = self.backward_s * scale + encode_per_byte_s * self.gradient_bytes
-        begun, end = (0.0, computed) if overlap else (computed, 0.0)
-        ends = [computed]
-        for stage in stages:
-            per_tensor_s, per_byte_s = stage.each_s
-            seconds = self.part * (self.tensors * per_tensor_s + self.gradient_bytes * per_byte_s)
-            end = self.beside_s(end, seconds)
-            ends.append(begun + end)
-        return [*ends, ends[-1] + latency_s]
+def step_s(
+    layers: Layers | Whole,
+    scale: Quantity,
+    stages: Sequence[Stage],
+    pull_per_byte_s: Quantity,
+    *,
+    encode_per_byte_s: Quantity = 0.0,
+) -> tuple[list[Quantity], Quantity]:
+    """Return the seconds until all gradients are computed and have passed each of the ``stages``
+    (:meth:`Layers.backward_and_send_s`), and those of the forward pass that follows, which waits
+    for parameters (:meth:`Layers.pull_and_forward_s`)."""
+    *ends, _ = layers.backward_and_send_s(scale, stages, encode_per_byte_s=encode_per_byte_s)
+    return ends, layers.pull_and_forward_s(pull_per_byte_s, scale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import Counter
@@ -22,9 +23,10 @@ from perfmodel.base.quantities import (
 )
 from perfmodel.inputs.cluster import NO_HANDOVER, Cluster, Collective
 from perfmodel.inputs.job import Job
-from perfmodel.phases.layers import Layers, Whole
+from perfmodel.phases.layers import Layers
 from perfmodel.phases.phases import Phases, averaged, several
 from perfmodel.phases.variation import KIND, iteration_cv as iteration_cv, waits_in_each_pass
+from perfmodel.phases.whole import Whole
 
 PACES = 6
 """Number of quantiles of the slowest worker's time over which phases are averaged."""
@@ -44,7 +46,7 @@ class Class(msgspec.Struct, frozen=True):
     devices: int = 1
 
 
-class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True, dict=True):
     """The quantities that the coarse formulas use; the units are in the names.
 
     Attributes
@@ -120,7 +122,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     sites_latency_s: Floats | None = None
     buffer_bytes: Quantity = 0.0
 
-    @property
+    @functools.cached_property
     def at_once_bytes_per_s(self) -> Quantity:
         """Smallest bandwidth of any worker when all send at once and the core never limits."""
         if self.least_bytes_per_s is not None:
@@ -181,7 +183,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
             for k, share in enumerate(shares.tolist())
         ]
 
-    @property
+    @functools.cached_property
     def alike(self) -> bool:
         """Whether all workers compute for the same time."""
         return not self.random and not self.classes
@@ -297,7 +299,7 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         """Return whether two devices of a node use different network links."""
         return first % self.nics_per_node != second % self.nics_per_node
 
-    @property
+    @functools.cached_property
     def core_with_servers_bytes_per_s(self) -> Quantity:
         """Capacity of the core for transfers between the workers and servers on their own nodes."""
         return self.core_bandwidth_bytes_per_s * (self.nodes + self.servers)
@@ -309,8 +311,8 @@ class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         return where(self.nodes > 1, maximum(self.latency_s, inside), inside)
 
 
-def quantities_of(job: Job) -> Quantities:
-    """Return the quantities of a job, all of them numbers."""
+def quantities_of(job: Job, layers: Layers | Whole | None = None) -> Quantities:
+    """Return the quantities of a job, all of them numbers, given its ``layers`` if known."""
     w, cluster, n = job.device_work, job.cluster, job.workers
     server_count = job.options.server_count
     nodes = range(cluster.nodes_for(n))
@@ -325,9 +327,8 @@ def quantities_of(job: Job) -> Quantities:
     rates = [nic.goodput_bytes_per_s for nic in nics]
     of_servers = [nic.goodput_bytes_per_s for nic in theirs]
     goodput = passing * min(rates)
-    mean_goodput = passing * _mean_goodput(
-        cluster, rates, len(nodes), of_servers if dedicated else []
-    )
+    others = of_servers if dedicated else []
+    mean_goodput = passing * _mean_goodput(cluster, rates, len(nodes), others)
     at_servers = min((passing * rate for rate in of_servers), default=goodput)
     inside, over = cluster.intra_node, cluster.core_oversubscription
     placed = bool(cluster.devices_on_nodes)
@@ -363,7 +364,7 @@ def quantities_of(job: Job) -> Quantities:
         unequal=max(kind.scale for kind in classes) / mean,
         cv=cv,
         kind=kind,
-        layers=Layers.of(w),
+        layers=Layers.of(w) if layers is None else layers,
         classes=classes if len(classes) > 1 else (),
         collectives=cluster.collectives_of(n),
         placed_on=cluster.nodes_for(n) if placed else None,
@@ -401,6 +402,16 @@ def same_quantities(job: Job, other: Job) -> bool:
         and not (in_step and options.asynchronous != others.asynchronous)
         and (job.workload.packing is None or waits_in_each_pass(job) == waits_in_each_pass(other))
     )
+
+
+def quantities_near(job: Job, known: Job, quantities: Quantities) -> Quantities:
+    """Return the quantities of a job, given those of one of the same workers and stragglers: what
+    is surely the same is not derived again."""
+    if job is known or same_quantities(known, job):
+        return quantities
+    plain = job.cluster.handover == known.cluster.handover == NO_HANDOVER
+    same = job.workload is known.workload and plain
+    return quantities_of(job, quantities.layers if same else None)
 
 
 def _mean_goodput(

@@ -20,9 +20,15 @@ from perfmodel.architectures.base import Architecture, Coarse
 from perfmodel.base.errors import InputError, number
 from perfmodel.base.quantities import maximum
 from perfmodel.inputs.job import Job
-from perfmodel.phases.layers import Whole
 from perfmodel.phases.phases import Phase, Phases
-from perfmodel.phases.quantities import Quantities, classes_of_workers, quantities_of
+from perfmodel.phases.quantities import (
+    Quantities,
+    classes_of_workers,
+    quantities_near,
+    quantities_of,
+)
+from perfmodel.phases.whole import Whole
+from perfmodel.results.effects import LEFT_OUT
 from perfmodel.results.outcome import Outcome
 from perfmodel.results.prediction import (
     Bottleneck,
@@ -84,7 +90,7 @@ def phases(
     Parameters
     ----------
     sharpness : if given, approximate overlap by the p-norm with this p instead of computing it
-        layer by layer; see :class:`perfmodel.phases.layers.Whole`.
+        layer by layer; see :class:`perfmodel.phases.whole.Whole`.
     corrected : correct queueing for service times of small variance.
     among : quantities to use instead of the job's own.
 
@@ -208,6 +214,34 @@ def predict(job: Job) -> Outcome:
 def iterations_per_s(job: Job, among: Quantities | None = None) -> float:
     """Return what :func:`predict` gives as ``iterations_per_s``, without values per worker."""
     return job.workers / sum(_seconds(phases(job, among=among)).values())
+
+
+class Near:
+    """The formulas of a job, for jobs that differ little from it and have the same workers and
+    stragglers: what they share is derived once.
+
+    >>> from perfmodel import make_job
+    >>> job = make_job(model="resnet18", device="v100", workers=2)
+    >>> Near(job).iterations_per_s(job) == iterations_per_s(job)
+    True
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._missing = job, leaves_out(job)
+        self._quantities = quantities_of(job) if job.replica is None else None
+
+    def iterations_per_s(self, job: Job) -> float:
+        """Return :func:`iterations_per_s` of a job.
+
+        Raises
+        ------
+        InputError : the formulas leave out of it what that job does not have.
+        """
+        if job is not self._job and (missing := leaves_out(job)) not in (None, self._missing):
+            raise InputError(f"{LEFT_OUT} {missing}")
+        if self._quantities is None:
+            return iterations_per_s(job)
+        return iterations_per_s(job, quantities_near(job, self._job, self._quantities))
 
 
 def _seconds(coarse_phases: Phases) -> dict[str, float]:

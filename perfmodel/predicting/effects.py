@@ -18,9 +18,8 @@ from perfmodel.inputs.job import STARTS, Job, Start
 from perfmodel.inputs.job_replica import with_passes
 from perfmodel.inputs.options import described
 from perfmodel.inputs.software import LAUNCH_S, STACKS
-from perfmodel.phases.quantities import Quantities, quantities_of, same_quantities
 from perfmodel.predicting import coarse, islands, job_facts
-from perfmodel.results.effects import LEFT_OUT, Alternative, Effect, Value, largest_first
+from perfmodel.results.effects import Alternative, Effect, Value, largest_first
 
 Progress = Callable[[int, int], None]
 """Called with (done, all) after each assumption."""
@@ -42,17 +41,14 @@ def effects(job: Job, progress: Progress | None = None) -> tuple[Effect, ...]:
     """
     job = job_facts.with_layers(job)
     same = islands.changed(job, job.of_devices)
-    missing = coarse.leaves_out(same)
-    quantities = quantities_of(same) if same.replica is None else None
+    near = coarse.Near(same)
 
-    def by_formulas(other: Job) -> float:
-        left_out = coarse.leaves_out(other)
-        if left_out not in (None, missing):
-            raise InputError(f"{LEFT_OUT} {left_out}")
-        shared = quantities is not None and same_quantities(same, other)
-        return _samples_per_s(other, quantities if shared else None)
+    def samples_per_s(other: Job) -> float:
+        rate = near.iterations_per_s(other) * other.workload.batch_size
+        unlike = len({island.samples for island in other.islands}) > 1
+        return islands.samples_per_s(other, coarse.predict(other)) if unlike else rate
 
-    return effects_by(by_formulas, job, _samples_per_s(same, quantities), progress)
+    return effects_by(samples_per_s, job, samples_per_s(same), progress)
 
 
 def effects_by(
@@ -73,13 +69,6 @@ def effects_by(
         if progress is not None:
             progress(done, len(assumptions))
     return largest_first(rows)
-
-
-def _samples_per_s(job: Job, quantities: Quantities | None) -> float:
-    """Return the throughput by formulas: quickly, unless islands have different sizes."""
-    if len({island.samples for island in job.islands}) > 1:
-        return islands.samples_per_s(job, coarse.predict(job))
-    return coarse.iterations_per_s(job, quantities) * job.workload.batch_size
 
 
 def _effect(

@@ -11,8 +11,8 @@ import msgspec
 from perfmodel import api
 from perfmodel.catalogue import catalogue
 from perfmodel.inputs.job import Job
-from perfmodel.phases.layers import Whole
 from perfmodel.phases.quantities import Quantities
+from perfmodel.phases.whole import Whole
 from perfmodel.predicting import coarse
 from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.tables import fields

@@ -13,9 +13,9 @@ import sympy
 from hypothesis import HealthCheck, assume, given, settings, strategies as st
 
 from perfmodel import InputError, Job, Link, Server, Straggler, evaluate, make_job, predict
-from perfmodel.phases.layers import Whole
 from perfmodel.phases.phases import Phases
 from perfmodel.phases.quantities import quantities_of
+from perfmodel.phases.whole import Whole
 from perfmodel.predicting import coarse
 from perfmodel.studies import formulas
 from perfmodel.theory import contention

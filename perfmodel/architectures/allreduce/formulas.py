@@ -15,9 +15,9 @@ from perfmodel.communication.formulas import Formulas, exact_formula
 from perfmodel.communication.rates import Fastest, Rate, Use
 from perfmodel.inputs.cluster import NO_HANDOVER
 from perfmodel.inputs.job import Job
-from perfmodel.phases.layers import Whole
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
+from perfmodel.phases.whole import Whole
 from perfmodel.theory.overlap import fused_wait_free, merged_wait_free, wait_free
 from perfmodel.training.passes import pass_layers
 from perfmodel.training.workers import alike, left_out

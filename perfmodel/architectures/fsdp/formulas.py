@@ -18,9 +18,10 @@ from perfmodel.communication.formulas import Formulas
 from perfmodel.communication.groups import GroupSpan, same_place, share_links
 from perfmodel.communication.rates import Rate, Use
 from perfmodel.inputs.job import Job
-from perfmodel.phases.layers import Layers, Whole
+from perfmodel.phases.layers import Layers
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities, quantities_of
+from perfmodel.phases.whole import Whole
 from perfmodel.theory.overlap import in_tandem
 from perfmodel.training.passes import pass_layers
 from perfmodel.training.workers import alike, left_out

@@ -12,8 +12,8 @@ from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.base.quantities import Quantity, is_symbol, maximum
 from perfmodel.communication.messages import tensors_of
 from perfmodel.inputs.workload import Workload
-from perfmodel.phases.layers import Whole
 from perfmodel.phases.quantities import Quantities
+from perfmodel.phases.whole import Whole
 
 CUT_FROM, CUT_TO = 0.7, 0.9
 """Fractions of the model, cut evenly over the servers, at which lockstep begins and is complete."""

@@ -13,13 +13,14 @@ import numpy as np
 from perfmodel.architectures.ps.demands import Demands, Flows
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
-from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, where
+from perfmodel.base.quantities import Quantity, is_symbol, largest, maximum, minimum, where
 from perfmodel.graph.op_graph import MANY_GROUPS
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import Workload, expanded
-from perfmodel.phases.layers import Layers, Part, Stage, Whole
+from perfmodel.phases.layers import Layers, Part, Stage, step_s
 from perfmodel.phases.phases import Phase, Phases, mixed, resource_limited, several
 from perfmodel.phases.quantities import Quantities, quantities_of
+from perfmodel.phases.whole import Whole
 from perfmodel.theory.contention import CycleTime, Pace, contended, regularity
 from perfmodel.training.workers import left_out, plain, steady
 
@@ -158,8 +159,11 @@ def _iteration(options: Options, q: Quantities, d: Demands, late: Quantity, flow
     least = minimum(late, 1.0) if options.backup_workers and q.classes else 1.0
     if options.overlap or options.duplex:
         # the rate from all servers together is at most that of the worker's own link
-        pull_s = maximum(own_pulling_s / d.fullest, pulling_s, d.flow_s)
-        push_s = d.sent * maximum(own_pushing_s / d.fullest, pushing_s, d.flow_s)
+        pull_s, push_s = largest(
+            (own_pulling_s / d.fullest, pulling_s, d.flow_s),
+            (own_pushing_s / d.fullest, pushing_s, d.flow_s),
+        )
+        push_s = d.sent * push_s
         # an update uses one of several threads
         longer = 1.0 if d.threads == 1 else maximum(d.threads / updating, 1.0)
         stages = [
@@ -168,23 +172,29 @@ def _iteration(options: Options, q: Quantities, d: Demands, late: Quantity, flow
         ]
         if options.duplex:
             stages.append(Stage(0.0, 1, times=pull_s))
-        computed, *ends, last = q.layers.backward_and_send_s(
-            q.scale * late,
-            stages,
-            encode_per_byte_s=encode_per_byte_s * late,
-            latency_s=latency,
-            overlap=options.overlap,
-            next_forward=options.duplex and options.overlap,
-        )
+        scale, encode = q.scale * late, encode_per_byte_s * late
         if options.duplex:
+            computed, *ends, last = q.layers.backward_and_send_s(
+                scale,
+                stages,
+                encode_per_byte_s=encode,
+                latency_s=latency,
+                overlap=options.overlap,
+                next_forward=options.overlap,
+            )
             latency = last - ends[-1]
         else:
-            pulled = q.layers.pull_and_forward_s(pull_s, q.scale * late) - q.forward_s * late
-            ends.append(ends[-1] + pulled)
+            (computed, *ends), forward_s = step_s(
+                q.layers, scale, stages, pull_s, encode_per_byte_s=encode
+            )
+            ends.append(ends[-1] + (forward_s - q.forward_s * late))
         push, update, pull = (z - a for a, z in itertools.pairwise([computed, *ends]))
     else:
-        pull = m * maximum(own_pulling_s, d.fullest * pulling_s, d.fullest * d.flow_s)
-        push = m * d.sent * maximum(own_pushing_s, d.fullest * pushing_s, d.fullest * d.flow_s)
+        pull_s, push_s = largest(
+            (own_pulling_s, d.fullest * pulling_s, d.fullest * d.flow_s),
+            (own_pushing_s, d.fullest * pushing_s, d.fullest * d.flow_s),
+        )
+        pull, push = m * pull_s, m * d.sent * push_s
         update = maximum(updating * d.update_s, d.longest_s) + d.optimizer_s
     if flows.in_step and not options.overlap and not q.alike and not is_symbol(q.workers):
         push, update = _one_by_one(q, late, push, update)

@@ -242,7 +242,7 @@ def _changed(job: Job, q: Quantities, values: Values, workers: NDArray[np.int64]
                 layers.backward_s, layers.parts, layers.bytes, strict=True
             )
         )
-        changed["layers"] = msgspec.structs.replace(layers, backward_s=backward_s)
+        changed["layers"] = layers.with_backward(backward_s)
     if "jitter" in values and job.jitter is None:
         changed["cv"] = values["jitter"]
     return msgspec.structs.replace(q, **changed)
