@@ -15,7 +15,6 @@ from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 
 if TYPE_CHECKING:
     from perfmodel.phases import cumulative, lines
-    from perfmodel.phases.whole import Whole
 
 Made = TypeVar("Made")
 
@@ -277,6 +276,20 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
             computed = computed + self.first_s * scale
         return [computed, *(_latest(computed, end) for end in (*ends, ends[-1] + latency_s))]
 
+    def step_s(
+        self,
+        scale: Quantity,
+        stages: Sequence[Stage],
+        pull_per_byte_s: Quantity,
+        *,
+        encode_per_byte_s: Quantity = 0.0,
+    ) -> tuple[list[Quantity], Quantity]:
+        """Return the seconds until all gradients are computed and have passed each of the
+        ``stages`` (:meth:`backward_and_send_s`), and those of the forward pass that follows, which
+        waits for parameters (:meth:`pull_and_forward_s`)."""
+        *ends, _ = self.backward_and_send_s(scale, stages, encode_per_byte_s=encode_per_byte_s)
+        return ends, self.pull_and_forward_s(pull_per_byte_s, scale)
+
     def _few_arrays(self, scale: Quantity, stages: Sequence[Stage], encode: Quantity) -> bool:
         """Return whether some quantity is an array, and none so long that layers make it large."""
         values = (scale, encode, *(value for stage in stages for value in stage))
@@ -420,18 +433,3 @@ def _latest(*times: Quantity) -> Quantity:
 def is_nothing(value: Quantity) -> bool:
     """Return whether a quantity is the number 0, so that arithmetic with it can be skipped."""
     return isinstance(value, float) and value == 0.0
-
-
-def step_s(
-    layers: Layers | Whole,
-    scale: Quantity,
-    stages: Sequence[Stage],
-    pull_per_byte_s: Quantity,
-    *,
-    encode_per_byte_s: Quantity = 0.0,
-) -> tuple[list[Quantity], Quantity]:
-    """Return the seconds until all gradients are computed and have passed each of the ``stages``
-    (:meth:`Layers.backward_and_send_s`), and those of the forward pass that follows, which waits
-    for parameters (:meth:`Layers.pull_and_forward_s`)."""
-    *ends, _ = layers.backward_and_send_s(scale, stages, encode_per_byte_s=encode_per_byte_s)
-    return ends, layers.pull_and_forward_s(pull_per_byte_s, scale)

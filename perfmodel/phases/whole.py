@@ -83,3 +83,15 @@ class Whole(msgspec.Struct, frozen=True, eq=False):
             end = self.beside_s(end, seconds)
             ends.append(begun + end)
         return [*ends, ends[-1] + latency_s]
+
+    def step_s(
+        self,
+        scale: Quantity,
+        stages: Sequence[Stage],
+        pull_per_byte_s: Quantity,
+        *,
+        encode_per_byte_s: Quantity = 0.0,
+    ) -> tuple[list[Quantity], Quantity]:
+        """Return :meth:`backward_and_send_s` without the latency, and the forward pass after it."""
+        *ends, _ = self.backward_and_send_s(scale, stages, encode_per_byte_s=encode_per_byte_s)
+        return ends, self.pull_and_forward_s(pull_per_byte_s, scale)

@@ -17,7 +17,7 @@ from perfmodel.base.quantities import Quantity, is_symbol, largest, maximum, min
 from perfmodel.graph.op_graph import MANY_GROUPS
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import Workload, expanded
-from perfmodel.phases.layers import Layers, Part, Stage, step_s
+from perfmodel.phases.layers import Layers, Part, Stage
 from perfmodel.phases.phases import Phase, Phases, mixed, resource_limited, several
 from perfmodel.phases.quantities import Quantities, quantities_of
 from perfmodel.phases.whole import Whole
@@ -184,8 +184,8 @@ def _iteration(options: Options, q: Quantities, d: Demands, late: Quantity, flow
             )
             latency = last - ends[-1]
         else:
-            (computed, *ends), forward_s = step_s(
-                q.layers, scale, stages, pull_s, encode_per_byte_s=encode
+            (computed, *ends), forward_s = q.layers.step_s(
+                scale, stages, pull_s, encode_per_byte_s=encode
             )
             ends.append(ends[-1] + (forward_s - q.forward_s * late))
         push, update, pull = (z - a for a, z in itertools.pairwise([computed, *ends]))
