@@ -93,16 +93,16 @@ def traced_links(found: Sequence[Meeting]) -> dict[str, Link]:
 
     links = {}
     for kind in dict.fromkeys(m.kind for m in found):
-        own = [m for m in found if m.kind == kind and m.seconds > 0.0 and m.bytes > 0.0]
-        if not own or max(m.ranks for m in own) < 2:
+        matched = [m for m in found if m.kind == kind and m.seconds > 0.0 and m.bytes > 0.0]
+        if not matched or max(m.ranks for m in matched) < 2:
             continue
-        took = np.array([m.seconds for m in own])
+        took = np.array([m.seconds for m in matched])
         free, slow = Link(1e18, 1.0), Link(1.0, 0.0)
-        steps = np.array([exchange_s(m.operation, m.ranks, 0.0, free) for m in own])
-        sent = np.array([exchange_s(m.operation, m.ranks, m.bytes, slow) for m in own])
+        steps = np.array([exchange_s(m.operation, m.ranks, 0.0, free) for m in matched])
+        sent = np.array([exchange_s(m.operation, m.ranks, m.bytes, slow) for m in matched])
         scale = float(sent.max())
         rows = np.stack([sent / scale, steps], axis=1) / took[:, None]
-        (per_scale_s, latency_s), _ = nnls(rows, np.ones(len(own)))
+        (per_scale_s, latency_s), _ = nnls(rows, np.ones(len(matched)))
         if per_scale_s <= 0.0:  # sizes tell nothing: all as large, or times of latencies
             per_scale_s, latency_s = float(np.min(took / sent)) * scale, 0.0
         links[kind] = Link(scale / float(per_scale_s), float(latency_s))
@@ -119,12 +119,12 @@ def chosen(found: Sequence[Meeting], groups: Sequence[str]) -> list[bool]:
     names = [{m.kind, m.group, m.operation} - ({"send"} if m.kind != P2P else set()) for m in found]
     known = sorted({m.kind for m in found})
     for group in groups:
-        if not any(group in each for each in names):
+        if not any(group in names_of for names_of in names):
             raise InputError(
                 f"groups: the traces have no exchanges in {group!r} (known: {', '.join(known)}, "
                 "names of groups, operations)"
             )
-    return [not groups or any(group in each for group in groups) for each in names]
+    return [not groups or any(group in names_of for group in groups) for names_of in names]
 
 
 def changed_s(found: Sequence[Meeting], change: TraceChange) -> Floats:

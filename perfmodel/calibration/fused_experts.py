@@ -118,9 +118,9 @@ def fused_s(
     )
     if rates.element_bytes < VALUE_BYTES:
         moved = moved + CAST_BYTES * (layers.tokens * layers.hidden + layers.rows * layers.inner)
-    each = 2.0 * layers.up + layers.inner + 2.0 * layers.hidden
-    others = VALUE_BYTES * layers.elsewhere * each
-    return up + down + (moved + elsewhere * others) / (ACHIEVED * bandwidth_bytes_per_s)
+    values_of_pair = 2.0 * layers.up + layers.inner + 2.0 * layers.hidden
+    elsewhere_bytes = VALUE_BYTES * layers.elsewhere * values_of_pair
+    return up + down + (moved + elsewhere * elsewhere_bytes) / (ACHIEVED * bandwidth_bytes_per_s)
 
 
 @functools.lru_cache(maxsize=100_000)

@@ -41,10 +41,10 @@ def fit_choice(
     wide : whether a product counts fully, (products,).
     """
     m, n, k = shapes
-    whole = np.asarray(product_s(m, n, k, rates, multiprocessors))
+    predicted = np.asarray(product_s(m, n, k, rates, multiprocessors))
     alone = np.asarray(product_s(m, n, k, rates._replace(cast_bytes_per_s=None), multiprocessors))
     points = weights(np.asarray(waves_of(m, n, 1.0, multiprocessors)), k)
-    matrix, missing = points * (alone / seconds)[:, None], 1.0 - whole / seconds
+    matrix, missing = points * (alone / seconds)[:, None], 1.0 - predicted / seconds
     more: Floats = np.zeros(points.shape[1])
     trust = np.where(wide, 1.0, NARROW**-2)
     for _ in range(ROUNDS):

@@ -67,30 +67,33 @@ def meetings(traces: Sequence[RankTrace]) -> list[Meeting]:
     pairs: dict[tuple[int, int], dict[str, Told]] = defaultdict(lambda: {"send": [], "recv": []})
     for k, trace in enumerate(traces):
         for i, work in enumerate(trace.works):
-            for each in work.exchanges:
-                if each.operation not in PAIRED:
-                    groups[each.group][k].append((i, each))
+            for exchange in work.exchanges:
+                if exchange.operation not in PAIRED:
+                    groups[exchange.group][k].append((i, exchange))
                     continue
-                peer = _peer(each, trace, places)
-                ends = (trace.rank or 0, peer) if each.operation == "send" else (peer, trace.rank)
-                pairs[ends[0], ends[1] or 0][each.operation].append((i, each))
-    found = [m for name, told in groups.items() for m in _of_group(name, told, traces)]
-    found += [m for ends, told in pairs.items() for m in _of_pair(ends, told, traces, places)]
-    return _shortest(found)
+                peer = _peer(exchange, trace, places)
+                ends = (
+                    (trace.rank or 0, peer) if exchange.operation == "send" else (peer, trace.rank)
+                )
+                pairs[ends[0], ends[1] or 0][exchange.operation].append((i, exchange))
+    matched = [m for name, sides in groups.items() for m in _of_group(name, sides, traces)]
+    matched += [m for ends, sides in pairs.items() for m in _of_pair(ends, sides, traces, places)]
+    return _shortest(matched)
 
 
-def _peer(each: TracedExchange, trace: RankTrace, places: Mapping[int | None, int]) -> int:
-    if each.peer is None:
+def _peer(exchange: TracedExchange, trace: RankTrace, places: Mapping[int | None, int]) -> int:
+    if exchange.peer is None:
         raise InputError(
-            f"{trace.path}: a {each.operation} in group {each.group!r} does not tell its peer"
+            f"{trace.path}: a {exchange.operation} in group {exchange.group!r} does not tell "
+            "its peer"
         )
-    if each.peer not in places:
-        way = "sends to" if each.operation == "send" else "receives from"
+    if exchange.peer not in places:
+        way = "sends to" if exchange.operation == "send" else "receives from"
         raise InputError(
-            f"{trace.path}: rank {trace.rank} {way} rank {each.peer}, whose trace is missing: give "
-            "the traces of all stages of a pipeline"
+            f"{trace.path}: rank {trace.rank} {way} rank {exchange.peer}, whose trace is missing: "
+            "give the traces of all stages of a pipeline"
         )
-    return each.peer
+    return exchange.peer
 
 
 def _seconds(trace: RankTrace, work: int) -> float:
@@ -98,22 +101,22 @@ def _seconds(trace: RankTrace, work: int) -> float:
 
 
 def _of_group(
-    name: str, told: Mapping[int, Told], traces: Sequence[RankTrace]
+    name: str, sides_of: Mapping[int, Told], traces: Sequence[RankTrace]
 ) -> Iterator[Meeting]:
-    first = next(iter(told))
-    members = told[first][0][1].members
-    for k, each in told.items():
-        if each[0][1].members != members:
+    first = next(iter(sides_of))
+    members = sides_of[first][0][1].members
+    for k, exchanges in sides_of.items():
+        if exchanges[0][1].members != members:
             raise InputError(
                 f"{traces[k].path}: group {name!r} has other ranks than in {traces[first].path}: "
                 "traces of different jobs"
             )
-    absent = [k for k, t in enumerate(traces) if t.rank in members and k not in told]
-    for k in [*absent, *told]:
-        _same_order(name, (first, told[first]), (k, told.get(k, [])), traces)
+    absent = [k for k, t in enumerate(traces) if t.rank in members and k not in sides_of]
+    for k in [*absent, *sides_of]:
+        _same_order(name, (first, sides_of[first]), (k, sides_of.get(k, [])), traces)
     size = len(members) or len(traces)
-    for same in zip(*told.values(), strict=True):
-        sides = tuple(Side(k, i) for k, (i, _) in zip(told, same, strict=True))
+    for same in zip(*sides_of.values(), strict=True):
+        sides = tuple(Side(k, i) for k, (i, _) in zip(sides_of, same, strict=True))
         exchange = same[0][1]
         yield Meeting(
             operation=exchange.operation,
@@ -132,13 +135,16 @@ def _distance(members: Sequence[int]) -> int:
 
 
 def _same_order(
-    name: str, one: tuple[int, Told], other: tuple[int, Told], traces: Sequence[RankTrace]
+    name: str, first: tuple[int, Told], second: tuple[int, Told], traces: Sequence[RankTrace]
 ) -> None:
     """Check that two ranks do the same in a group."""
-    (k, mine), (j, theirs) = one, other
+    (k, mine), (j, theirs) = first, second
     for n in range(max(len(mine), len(theirs))):
-        words = [_words(told[n][1]) if n < len(told) else "nothing" for told in (mine, theirs)]
-        pair = [told[n][1] for told in (mine, theirs) if n < len(told)]
+        words = [
+            _words(exchanges[n][1]) if n < len(exchanges) else "nothing"
+            for exchanges in (mine, theirs)
+        ]
+        pair = [exchanges[n][1] for exchanges in (mine, theirs) if n < len(exchanges)]
         uneven = len(pair) == 2 and pair[0].operation == pair[1].operation in UNEVEN
         if words[0] != words[1] and not uneven:
             raise InputError(
@@ -153,20 +159,20 @@ def _words(exchange: TracedExchange) -> str:
 
 def _of_pair(
     ends: tuple[int, int],
-    told: Mapping[str, Told],
+    messages: Mapping[str, Told],
     traces: Sequence[RankTrace],
     places: Mapping[int | None, int],
 ) -> Iterator[Meeting]:
     k, j = (places[rank] for rank in ends)
-    for n in range(max(map(len, told.values()))):
-        words = [_size(told[way], n) for way in ("send", "recv")]
+    for n in range(max(map(len, messages.values()))):
+        words = [_size(messages[way], n) for way in ("send", "recv")]
         if words[0] != words[1]:
             raise InputError(
                 f"{traces[j].path}: message {n + 1} from rank {ends[0]} to {ends[1]} is {words[1]} "
                 f"where it is received, but {words[0]} in {traces[k].path}: traces of different "
                 "steps or jobs"
             )
-    for (i, sent), (m, _) in zip(told["send"], told["recv"], strict=True):
+    for (i, sent), (m, _) in zip(messages["send"], messages["recv"], strict=True):
         yield Meeting(
             operation="send",
             group=sent.group,
@@ -178,19 +184,19 @@ def _of_pair(
         )
 
 
-def _size(told: Told, n: int) -> str:
-    return show(told[n][1].bytes, "bytes") if n < len(told) else "nothing"
+def _size(messages: Told, n: int) -> str:
+    return show(messages[n][1].bytes, "bytes") if n < len(messages) else "nothing"
 
 
-def _shortest(found: list[Meeting]) -> list[Meeting]:
+def _shortest(matched: list[Meeting]) -> list[Meeting]:
     """Give meetings that may have waited the time of the shortest that is alike."""
     least: dict[tuple[str, str, float], float] = {}
-    for m in found:
+    for m in matched:
         key = (m.kind, m.operation, m.bytes)
         least[key] = min(least.get(key, m.seconds), m.seconds)
     return [
         m if m.complete else msgspec.structs.replace(m, seconds=least[m.kind, m.operation, m.bytes])
-        for m in found
+        for m in matched
     ]
 
 
@@ -205,11 +211,11 @@ def clock_offsets(traces: Sequence[RankTrace], found: Sequence[Meeting]) -> list
         return [trace.zero_s - first.zero_s for trace in traces]
     apart: dict[tuple[int, int], list[float]] = defaultdict(list)
     for m in found:
-        one = m.sides[0]
-        for other in m.sides[1:]:
-            ends = [traces[s.trace].works[s.work].end_s for s in (one, other)]
-            apart[one.trace, other.trace].append(ends[0] - ends[1])
-            apart[other.trace, one.trace].append(ends[1] - ends[0])
+        first_side = m.sides[0]
+        for side in m.sides[1:]:
+            ends = [traces[s.trace].works[s.work].end_s for s in (first_side, side)]
+            apart[first_side.trace, side.trace].append(ends[0] - ends[1])
+            apart[side.trace, first_side.trace].append(ends[1] - ends[0])
     offsets: dict[int, float] = {}
     for k in range(len(traces)):
         if k in offsets:
@@ -218,8 +224,8 @@ def clock_offsets(traces: Sequence[RankTrace], found: Sequence[Meeting]) -> list
         offsets[k] = begun - traces[k].start_s
         reached = [k]
         for at in reached:
-            for (a, b), each in apart.items():
+            for (a, b), differences in apart.items():
                 if a == at and b not in offsets:
-                    offsets[b] = offsets[a] + median(each)
+                    offsets[b] = offsets[a] + median(differences)
                     reached.append(b)
     return [offsets[k] for k in range(len(traces))]

@@ -183,7 +183,7 @@ class _Rank:
             last[work.stream] = i
         edge(self.run[list(last.values())], self.done)
         self._launches()
-        pairs = [(i, j) for i, each in enumerate(trace.after) for j in each]
+        pairs = [(i, j) for i, awaited in enumerate(trace.after) for j in awaited]
         if overlap == "full":
             pairs = [(i, j) for i, j in pairs if not self._hidden(i, j)]
         elif overlap == "none":

@@ -75,7 +75,7 @@ def _groups(traces: Iterable[RankTrace]) -> dict[str, tuple[int, ...]]:
 
 def _known(traces: Sequence[RankTrace], groups: Groups) -> list[RankTrace]:
     """Traces of gloo, with groups and peers under which all ranks do the same, at the same time."""
-    told = {trace.rank: [e for w in trace.works for e in w.exchanges] for trace in traces}
+    exchanges = {trace.rank: [e for w in trace.works for e in w.exchanges] for trace in traces}
     ends_s: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for trace in traces:
         for work in trace.works:
@@ -83,9 +83,10 @@ def _known(traces: Sequence[RankTrace], groups: Groups) -> list[RankTrace]:
                 ends_s[e.operation][trace.rank or 0].append(work.end_s)
     known = []
     for trace in traces:
-        own = {name: m for name, m in groups.items() if trace.rank in m and len(m) > 1}
+        joined = {name: m for name, m in groups.items() if trace.rank in m and len(m) > 1}
         made = {
-            (e.operation, e.peer): _placed(e, trace, own, told, ends_s) for e in told[trace.rank]
+            (e.operation, e.peer): _placed(e, trace, joined, exchanges, ends_s)
+            for e in exchanges[trace.rank]
         }
         works = tuple(
             replace(
@@ -102,59 +103,65 @@ def _known(traces: Sequence[RankTrace], groups: Groups) -> list[RankTrace]:
 
 
 def _placed(
-    each: TracedExchange,
+    exchange: TracedExchange,
     trace: RankTrace,
-    own: Groups,
-    told: Mapping[int | None, Sequence[TracedExchange]],
+    groups: Groups,
+    exchanges: Mapping[int | None, Sequence[TracedExchange]],
     ends_s: Mapping[str, Mapping[int, Sequence[float]]],
 ) -> TracedExchange:
     """An exchange in the group that it can be in."""
     rank = trace.rank or 0
-    if each.operation not in PAIRED:
-        mine = _sizes(told[rank], each.operation)
+    if exchange.operation not in PAIRED:
+        mine = _sizes(exchanges[rank], exchange.operation)
         fits = {
             name: members
-            for name, members in own.items()
-            if all(_sizes(told[r], each.operation) == mine for r in members if r in told)
+            for name, members in groups.items()
+            if all(
+                _sizes(exchanges[r], exchange.operation) == mine for r in members if r in exchanges
+            )
         }
         if not fits:
-            raise _ambiguous(trace, each, fits)
-        name = _together(fits, ends_s[each.operation])
-        return msgspec.structs.replace(each, group=name, members=fits[name])
-    ways = ("send", "recv") if each.operation == "send" else ("recv", "send")
-    mine = _sizes(told[rank], ways[0], each.peer)
+            raise _ambiguous(trace, exchange, fits)
+        name = _together(fits, ends_s[exchange.operation])
+        return msgspec.structs.replace(exchange, group=name, members=fits[name])
+    ways = ("send", "recv") if exchange.operation == "send" else ("recv", "send")
+    mine = _sizes(exchanges[rank], ways[0], exchange.peer)
     peers = {}
-    for name, members in own.items():
-        peer = members[each.peer or 0] if (each.peer or 0) < len(members) else rank
-        theirs = _sizes(told.get(peer, ()), ways[1], members.index(rank))
-        if peer != rank and (peer not in told or theirs == mine):
+    for name, members in groups.items():
+        peer = members[exchange.peer or 0] if (exchange.peer or 0) < len(members) else rank
+        theirs = _sizes(exchanges.get(peer, ()), ways[1], members.index(rank))
+        if peer != rank and (peer not in exchanges or theirs == mine):
             peers[name] = (peer,)
     if len(set(peers.values())) != 1:
-        raise _ambiguous(trace, each, peers)
+        raise _ambiguous(trace, exchange, peers)
     name, (peer,) = next(iter(peers.items()))
-    return msgspec.structs.replace(each, group=name, members=own[name], peer=peer)
+    return msgspec.structs.replace(exchange, group=name, members=groups[name], peer=peer)
 
 
 def _together(fits: Groups, ends_s: Mapping[int, Sequence[float]]) -> str:
     """The group whose ranks end together: the largest that does so about as well as any other."""
     spreads = {}
     for name, members in fits.items():
-        own = [np.array(ends_s[rank]) for rank in members if rank in ends_s]
-        apart = [one - own[0] for one in own]
-        spreads[name] = max(float(np.median(np.abs(each - np.median(each)))) for each in apart)
+        ends = [np.array(ends_s[rank]) for rank in members if rank in ends_s]
+        apart = [end - ends[0] for end in ends]
+        spreads[name] = max(
+            float(np.median(np.abs(difference - np.median(difference)))) for difference in apart
+        )
     least = min(spreads.values())
-    alike = [name for name in fits if spreads[name] <= TOGETHER * least + TOGETHER_S]
-    return max(alike, key=lambda name: len(fits[name]))
+    candidates = [name for name in fits if spreads[name] <= TOGETHER * least + TOGETHER_S]
+    return max(candidates, key=lambda name: len(fits[name]))
 
 
-def _sizes(told: Sequence[TracedExchange], operation: str, peer: int | None = None) -> list[float]:
-    return [e.bytes for e in told if e.operation == operation and e.peer == peer]
+def _sizes(
+    exchanges: Sequence[TracedExchange], operation: str, peer: int | None = None
+) -> list[float]:
+    return [e.bytes for e in exchanges if e.operation == operation and e.peer == peer]
 
 
-def _ambiguous(trace: RankTrace, each: TracedExchange, fits: Groups) -> InputError:
-    which = ", ".join(f"{name} {list(ranks)}" for name, ranks in fits.items())
-    said = f"may be in any of several groups ({which})" if fits else "fits none of its groups"
+def _ambiguous(trace: RankTrace, exchange: TracedExchange, fits: Groups) -> InputError:
+    names = ", ".join(f"{name} {list(ranks)}" for name, ranks in fits.items())
+    reason = f"may be in any of several groups ({names})" if fits else "fits none of its groups"
     return InputError(
-        f"{trace.path}: gloo does not record groups, and {each.operation} {said}, by the traces of "
-        "the other ranks"
+        f"{trace.path}: gloo does not record groups, and {exchange.operation} {reason}, by the "
+        "traces of the other ranks"
     )

@@ -275,18 +275,18 @@ def _cluster(link: Link) -> Cluster:
     )
 
 
-def _architecture(told: Sequence[TracedCollective], steps: int) -> Mapping[str, object]:
+def _architecture(collectives: Sequence[TracedCollective], steps: int) -> Mapping[str, object]:
     """Architecture and buckets that the collectives of a rank show."""
-    names = {c.operation for c in told}
+    names = {c.operation for c in collectives}
     if "all_gather" in names and "all_reduce" not in names:
         return {"arch": "fsdp"}
-    per_step, rest = divmod(len(told), max(steps, 1))
-    sizes = [c.bytes for c in told[:per_step]]
-    alike = not rest and all(
-        [c.bytes for c in told[k : k + per_step]] == sizes
-        for k in range(0, len(told), per_step or 1)
+    per_step, remainder = divmod(len(collectives), max(steps, 1))
+    sizes = [c.bytes for c in collectives[:per_step]]
+    repeated = not remainder and all(
+        [c.bytes for c in collectives[k : k + per_step]] == sizes
+        for k in range(0, len(collectives), per_step or 1)
     )
-    if not alike or len(sizes) < 2:
+    if not repeated or len(sizes) < 2:
         return {"arch": "ddp"}
     cap = min(sizes[1:-1], default=max(DDP_BUCKET_BYTES, sizes[-1]))
     return {"arch": "ddp", "options": {"first_bucket_bytes": sizes[0], "bucket_cap_bytes": cap}}

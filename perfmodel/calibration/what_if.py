@@ -149,34 +149,34 @@ class TracedRanks:
     @property
     def slow(self) -> dict[int, float]:
         """Ranks that compute longer than others that do the same, and how many times as long."""
-        found = {}
+        slowdowns = {}
         for k, trace in enumerate(self.traces):
             others = [self.traces[j].compute_s for j in self._alike(k)]
             if others and trace.compute_s > SLOW * median(others):
-                found[trace.rank or 0] = trace.compute_s / median(others)
-        return found
+                slowdowns[trace.rank or 0] = trace.compute_s / median(others)
+        return slowdowns
 
     @property
     def kinds(self) -> tuple[ExchangeKind, ...]:
         """The exchanges of the traces, by kind."""
         links, steps = traced_links(self.meetings), self.traces[0].steps
-        found = []
+        kinds = []
         for kind in dict.fromkeys(m.kind for m in self.meetings):
-            own = [m for m in self.meetings if m.kind == kind]
-            found.append(
+            matched = [m for m in self.meetings if m.kind == kind]
+            kinds.append(
                 ExchangeKind(
                     kind=kind,
-                    operations=tuple(dict.fromkeys(m.operation for m in own)),
-                    groups=len({m.group for m in own}),
-                    ranks=max(m.ranks for m in own),
-                    per_step=len(own) / steps,
-                    bytes=fmean(m.bytes for m in own),
-                    seconds=float(fmean(m.seconds for m in own)),
+                    operations=tuple(dict.fromkeys(m.operation for m in matched)),
+                    groups=len({m.group for m in matched}),
+                    ranks=max(m.ranks for m in matched),
+                    per_step=len(matched) / steps,
+                    bytes=fmean(m.bytes for m in matched),
+                    seconds=float(fmean(m.seconds for m in matched)),
                     link=links.get(kind),
-                    complete=all(len(m.sides) == m.ranks for m in own),
+                    complete=all(len(m.sides) == m.ranks for m in matched),
                 )
             )
-        return tuple(found)
+        return tuple(kinds)
 
     def replay(self, change: TraceChange) -> Replayed:
         """Replay the traces with a change.
@@ -237,23 +237,23 @@ class TracedRanks:
 
     def _alike(self, k: int) -> list[int]:
         """Other traces with the same works in the same order."""
-        own = _doing(self.traces[k])
-        return [j for j, trace in enumerate(self.traces) if j != k and _doing(trace) == own]
+        works = _doing(self.traces[k])
+        return [j for j, trace in enumerate(self.traces) if j != k and _doing(trace) == works]
 
     def _like_others(self, k: int) -> RankTimes:
         """Times of a rank as the middle of those that do the same."""
-        alike = self._alike(k)
-        if not alike:
+        ranks = self._alike(k)
+        if not ranks:
             raise InputError(
                 f"as_others: no other traced rank does the same as rank {self.traces[k].rank}"
             )
-        own, others = self._times[k], [self._times[j] for j in alike]
-        kinds = [p.kind for p in own.points]
+        times, others = self._times[k], [self._times[j] for j in ranks]
+        kinds = [p.kind for p in times.points]
         same = all([p.kind for p in t.points] == kinds for t in others)
-        return own._replace(
+        return times._replace(
             lengths=np.median([t.lengths for t in others], axis=0),
             delays=np.median([t.delays for t in others], axis=0),
-            pauses=np.median([t.pauses for t in others], axis=0) if same else own.pauses,
+            pauses=np.median([t.pauses for t in others], axis=0) if same else times.pauses,
         )
 
     def _faster(self, k: int, times: RankTimes, speed: float) -> RankTimes:
@@ -317,26 +317,26 @@ def what_if(paths: Sequence[str | Path], change: TraceChange | None = None) -> W
 
     >>> what_if(["rank0.json", "rank1.json"], TraceChange(compute_speed=2.0))  # doctest: +SKIP
     """
-    told = TracedRanks(paths)
-    other = change or TraceChange()
-    changed = None if other == TraceChange() else told.replay(other)
-    partial = [kind.kind for kind in told.kinds if not kind.complete]
-    notes = [f"{trace.path}: {note}" for trace in told.traces for note in trace.notes]
+    traced_ranks = TracedRanks(paths)
+    asked = change or TraceChange()
+    changed = None if asked == TraceChange() else traced_ranks.replay(asked)
+    partial = [kind.kind for kind in traced_ranks.kinds if not kind.complete]
+    notes = [f"{trace.path}: {note}" for trace in traced_ranks.traces for note in trace.notes]
     if partial:
         notes.append(
             f"some ranks of {', '.join(partial)} were not traced: nobody waits for them, and each "
             "of these exchanges takes as long as the shortest that is alike"
         )
     return WhatIf(
-        ranks=tuple(trace.rank or 0 for trace in told.traces),
-        workers=told.traces[0].ranks,
-        steps=told.traces[0].steps,
-        recorded_s=told.step_s,
-        traced=told.traced,
+        ranks=tuple(trace.rank or 0 for trace in traced_ranks.traces),
+        workers=traced_ranks.traces[0].ranks,
+        steps=traced_ranks.traces[0].steps,
+        recorded_s=traced_ranks.step_s,
+        traced=traced_ranks.traced,
         changed=changed,
-        change=other,
-        formula_error=told.formula_error,
-        kinds=told.kinds,
-        slow=told.slow,
+        change=asked,
+        formula_error=traced_ranks.formula_error,
+        kinds=traced_ranks.kinds,
+        slow=traced_ranks.slow,
         notes=tuple(notes),
     )

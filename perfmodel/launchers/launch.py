@@ -34,19 +34,19 @@ def joined(launches: Sequence[Launch]) -> Launch:
     """
     nodes = devices_per_node = devices = None
     values: dict[str, Any] = {}
-    for one in launches:
-        nodes = one.nodes or nodes
-        devices_per_node = one.devices_per_node or devices_per_node
-        devices = one.devices or devices
-        options = {**values.get("options", {}), **one.arguments.get("options", {})}
-        values |= one.arguments
+    for launch in launches:
+        nodes = launch.nodes or nodes
+        devices_per_node = launch.devices_per_node or devices_per_node
+        devices = launch.devices or devices
+        options = {**values.get("options", {}), **launch.arguments.get("options", {})}
+        values |= launch.arguments
         if options:
             values["options"] = options
     if devices is None and nodes is not None and devices_per_node is not None:
         devices = nodes * devices_per_node
     if devices_per_node is None and devices is not None and nodes and devices % nodes == 0:
         devices_per_node = devices // nodes
-    what = " and ".join(dict.fromkeys(one.what for one in launches))
+    what = " and ".join(dict.fromkeys(launch.what for launch in launches))
     return Launch(what, nodes, devices_per_node, devices, values)
 
 

@@ -43,18 +43,18 @@ def events(text: str) -> Iterator[dict[str, Any]]:
 
 def parse(text: str, name: str) -> Launch:
     """Read what a log says about the job; a log that says nothing is no error."""
-    told: dict[str, int] = {}
+    values_of: dict[str, int] = {}
     for event in events(text):
         value = event.get("value")
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            told[str(event.get("key"))] = value
-    values: dict[str, object] = {COUNTS[key]: told[key] for key in COUNTS if key in told}
+            values_of[str(event.get("key"))] = value
+    values: dict[str, object] = {COUNTS[key]: values_of[key] for key in COUNTS if key in values_of}
     if values.get("accumulation") == 1:
         del values["accumulation"]
     return Launch(
         "a log of MLPerf",
-        told.get("number_of_nodes"),
-        told.get("accelerators_per_node"),
+        values_of.get("number_of_nodes"),
+        values_of.get("accelerators_per_node"),
         arguments=values,
     )
 

@@ -89,10 +89,10 @@ def even_choices() -> AbstractContextManager[object]:
 def even_indices(shape: Sequence[int], candidates: int, dimension: int) -> Tensor:
     """Return the even choices of each row along a dimension, as indices of this shape: three rows
     that choose two of four have 0 and 1, 2 and 3, and again 0 and 1."""
-    each = shape[dimension]
+    choices = shape[dimension]
     others = [size for at, size in enumerate(shape) if at != dimension % len(shape)]
-    chosen = import_torch().arange(math.prod(others) * each, device="cpu") % max(1, candidates)
-    indices: Tensor = chosen.reshape(*others, each).movedim(-1, dimension).contiguous()
+    chosen = import_torch().arange(math.prod(others) * choices, device="cpu") % max(1, candidates)
+    indices: Tensor = chosen.reshape(*others, choices).movedim(-1, dimension).contiguous()
     return indices
 
 
@@ -100,7 +100,7 @@ def _run(function: Operator, args: Sequence[object], kwargs: dict[str, object]) 
     """Run an operator with values if all it takes has values, and else without any."""
     name = str(function._schema.name).partition("::")[2]
     given = tensors((args, kwargs))
-    known = [one for one in given if one.device.type == "cpu"]
+    known = [tensor for tensor in given if tensor.device.type == "cpu"]
     if not given or name.endswith("_like") or name.startswith("new_"):
         return _made(function, args, kwargs)
     if len(known) == len(given):
@@ -126,7 +126,7 @@ def _run(function: Operator, args: Sequence[object], kwargs: dict[str, object]) 
 
 def _made(function: Operator, args: Sequence[object], kwargs: dict[str, object]) -> object:
     """Make a tensor; whole numbers and truths get values, if they are not too many."""
-    if all(one.name != "device" for one in function._schema.arguments):
+    if all(argument.name != "device" for argument in function._schema.arguments):
         return function(*args, **kwargs)
     output = function(*args, **{**kwargs, "device": META})
     if not is_tensor(output) or _is_real(output) or output.numel() > MOST_VALUES:
@@ -193,7 +193,10 @@ def _without_values(value: T) -> T:
 
 def _by_name(function: Operator, args: Sequence[object]) -> dict[str, object]:
     """Return the positional arguments of an operator by their names."""
-    return {one.name: value for one, value in zip(function._schema.arguments, args, strict=False)}
+    return {
+        argument.name: value
+        for argument, value in zip(function._schema.arguments, args, strict=False)
+    }
 
 
 def _changed(
@@ -201,9 +204,9 @@ def _changed(
 ) -> Iterator[object]:
     """Yield the arguments that an operator writes to."""
     given = {**_by_name(function, args), **kwargs}
-    for one in function._schema.arguments:
-        if one.alias_info is not None and one.alias_info.is_write:
-            yield given.get(one.name)
+    for argument in function._schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield given.get(argument.name)
 
 
 def _is_known(value: object) -> TypeGuard[Tensor]:

@@ -228,7 +228,7 @@ class OperatorRecorder:
 
     def _attention(self, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> None:
         length = math.isqrt(int(query.shape[-2]) * int(key.shape[-2]))
-        heads, kv_heads = (math.prod(map(int, one.shape[:-2])) for one in (query, key))
+        heads, kv_heads = (math.prod(map(int, tensor.shape[:-2])) for tensor in (query, key))
         kv_heads = kv_heads if heads % kv_heads == 0 else heads
         width, values = int(query.shape[-1]), int(value.shape[-1])
         other = None if values == width else values
@@ -330,10 +330,10 @@ def per_sample(
     if moving:
         shapes.append(
             MemoryBound(
-                sum(one.forward_values for one in moving) / samples,
-                sum(one.backward_values for one in moving) / samples,
-                sum(one.fixed_backward_values for one in moving),
-                max(1, sum(one.forward_values > 0.0 for one in moving)),
+                sum(operator.forward_values for operator in moving) / samples,
+                sum(operator.backward_values for operator in moving) / samples,
+                sum(operator.fixed_backward_values for operator in moving),
+                max(1, sum(operator.forward_values > 0.0 for operator in moving)),
             )
         )
     return tuple(shapes)
@@ -341,7 +341,9 @@ def per_sample(
 
 def all_divided(recorded: Sequence[RecordedOperator], samples: float) -> bool:
     """Return whether the samples divide the operators of a layer."""
-    return not any(total % samples for one in recorded for total in _totals(one.shape).values())
+    return not any(
+        total % samples for operator in recorded for total in _totals(operator.shape).values()
+    )
 
 
 def _totals(shape: OperatorShape) -> dict[str, int]:

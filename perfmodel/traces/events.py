@@ -257,13 +257,13 @@ def _of_chakra(data: bytes, name: str) -> InputError | None:
     if kind is None or kind.name != formats.CHAKRA:
         return None
     try:
-        told = read_chakra(data, name)
+        contents = read_chakra(data, name)
     except InputError:
         return None
-    option = f" (--gradient-bytes {told.reduced_bytes}B)" if told.reduced_bytes else ""
+    option = f" (--gradient-bytes {contents.reduced_bytes}B)" if contents.reduced_bytes else ""
     return InputError(
-        f"{name}: a Chakra execution trace ({told.nodes} nodes) has no times of kernels; import "
-        f"the Kineto trace of the same run{option}"
+        f"{name}: a Chakra execution trace ({contents.nodes} nodes) has no times of kernels; "
+        f"import the Kineto trace of the same run{option}"
     )
 
 

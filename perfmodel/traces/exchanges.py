@@ -92,35 +92,35 @@ def of_kernels(trace: Trace, kernels: Sequence[DeviceEvent]) -> list[tuple[Trace
     for host in trace.host:
         if host.name == "record_param_comms" and "Collective name" in host.args:
             records[host.thread].append(host)
-    for each in records.values():
-        each.sort(key=lambda host: host.start_s)
+    for hosts_of_thread in records.values():
+        hosts_of_thread.sort(key=lambda host: host.start_s)
     place: dict[str, int] = defaultdict(int)
-    found: list[tuple[TracedExchange, ...]] = []
+    exchanges: list[tuple[TracedExchange, ...]] = []
     for kernel in kernels:
-        told: list[Mapping[str, object]] = []
-        own = records.get(kernel.thread, [])
+        arguments: list[Mapping[str, object]] = []
+        hosts = records.get(kernel.thread, [])
         at = place[kernel.thread]
-        while at < len(own) and own[at].start_s <= (kernel.launched_s or 0.0):
-            told.append(own[at].args)
+        while at < len(hosts) and hosts[at].start_s <= (kernel.launched_s or 0.0):
+            arguments.append(hosts[at].args)
             at += 1
         place[kernel.thread] = at
-        known = [e for args in told if (e := _exchange(args, trace)) is not None]
+        known = [e for args in arguments if (e := _exchange(args, trace)) is not None]
         paired = [e for e in known if e.operation in PAIRED]
         if not known:
             copied = _exchange(kernel.args, trace)
-            found.append((copied,) if copied is not None else ())
+            exchanges.append((copied,) if copied is not None else ())
         elif paired:
-            found.append(tuple(paired))
+            exchanges.append(tuple(paired))
         else:
-            found.append(_together(known))
-    return found
+            exchanges.append(_together(known))
+    return exchanges
 
 
 def _together(known: Sequence[TracedExchange]) -> tuple[TracedExchange, ...]:
     """Collectives of one kernel, as one if they are alike."""
     last = known[-1]
-    alike = [e for e in known if (e.operation, e.group) == (last.operation, last.group)]
-    return (msgspec.structs.replace(last, bytes=sum(e.bytes for e in alike)),)
+    joined = [e for e in known if (e.operation, e.group) == (last.operation, last.group)]
+    return (msgspec.structs.replace(last, bytes=sum(e.bytes for e in joined)),)
 
 
 def _exchange(args: Mapping[str, object], trace: Trace) -> TracedExchange | None:
@@ -198,7 +198,7 @@ def of_host(trace: Trace, thread: str, path: str) -> list[HostExchange]:
         raise InputError(
             f"{path}: {len(calls)} calls of collectives but {len(works)} by gloo: the trace is cut"
         )
-    found = []
+    exchanges = []
     for call, work in zip(calls, works, strict=True):
         operation = operation_of(call.name) or ""
         inputs = call.args.get("Concrete Inputs")
@@ -217,7 +217,7 @@ def of_host(trace: Trace, thread: str, path: str) -> list[HostExchange]:
             bytes=float(sum(sizes)),
             peer=peer if operation in PAIRED else None,
         )
-        found.append(HostExchange(call.start_s, max(call.end_s, work.end_s), exchange))
-    if any(then.start_s < now.end_s for now, then in pairwise(found)):
+        exchanges.append(HostExchange(call.start_s, max(call.end_s, work.end_s), exchange))
+    if any(then.start_s < now.end_s for now, then in pairwise(exchanges)):
         raise InputError(f"{path}: exchanges by gloo overlap: nothing tells where they are awaited")
-    return found
+    return exchanges

@@ -99,15 +99,15 @@ def messages(work: Attribution) -> list[GradientReduction]:
         host = event.host
         at, a, name = host.start_s, host.args, host.name
         if name == "record_param_comms":
-            target, what = recorded, str(a.get("Collective name", ""))
+            target, label = recorded, str(a.get("Collective name", ""))
             kind = str(a.get("dtype", ""))
             sizes = [((count_of(a.get("In msg nelems")) or 0) * (element_bytes(kind) or 0), kind)]
         elif name.startswith(("nccl:", "gloo:")):
-            target, what = shaped, name
+            target, label = shaped, name
             sizes = [(_bytes(shape, kind), kind) for shape, kind in _tensors(a)]
         else:
             continue
-        if not any(word in what for word in _REDUCTIONS):
+        if not any(word in label for word in _REDUCTIONS):
             continue
         i = bisect_right(starts, at) - 1
         current = work.passes[i]

@@ -119,7 +119,7 @@ def _of_device(trace: Trace, steps: Sequence[TraceStep]) -> list[TracedWork]:
         key=lambda e: (_launch_s(e), e.start_s),
     )
     sending = [e for e in events if e.kind == "communication"]
-    told = dict(zip(map(id, sending), exchanges.of_kernels(trace, sending), strict=True))
+    exchanges_of = dict(zip(map(id, sending), exchanges.of_kernels(trace, sending), strict=True))
     return [
         TracedWork(
             name=e.name,
@@ -128,7 +128,7 @@ def _of_device(trace: Trace, steps: Sequence[TraceStep]) -> list[TracedWork]:
             start_s=e.start_s,
             end_s=e.end_s,
             launched_s=e.launched_s,
-            exchanges=told.get(id(e), ()),
+            exchanges=exchanges_of.get(id(e), ()),
         )
         for e in events
     ]
@@ -148,20 +148,20 @@ def _of_host(trace: Trace, steps: Sequence[TraceStep], path: str) -> list[Traced
         e for e in exchanges.of_host(trace, thread, path) if begin <= e.start_s and e.end_s <= end
     ]
     works, now = [], begin
-    for each in sent:
-        if each.start_s > now:
-            works.append(TracedWork("computing", "compute", HOST, now, each.start_s))
+    for sending in sent:
+        if sending.start_s > now:
+            works.append(TracedWork("computing", "compute", HOST, now, sending.start_s))
         works.append(
             TracedWork(
-                name=each.exchange.operation,
+                name=sending.exchange.operation,
                 kind="communication",
                 stream=HOST,
-                start_s=each.start_s,
-                end_s=each.end_s,
-                exchanges=(each.exchange,),
+                start_s=sending.start_s,
+                end_s=sending.end_s,
+                exchanges=(sending.exchange,),
             )
         )
-        now = each.end_s
+        now = sending.end_s
     if end > now:
         works.append(TracedWork("computing", "compute", HOST, now, end))
     return works

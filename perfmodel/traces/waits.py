@@ -41,7 +41,7 @@ def host_waits(works: Sequence[TracedWork], calls: Sequence[Call]) -> tuple[Host
     and copies to the host.
     """
     launched = [_launch(work) for work in works]
-    found = []
+    waits = []
     for call in sorted(calls, key=lambda c: c.start_s):
         if "StreamWaitEvent" in call.name or "EventRecord" in call.name:
             continue
@@ -55,8 +55,8 @@ def host_waits(works: Sequence[TracedWork], calls: Sequence[Call]) -> tuple[Host
         if not call.name.endswith("Synchronize"):
             last = {s: i for s, i in last.items() if works[i].end_s > call.start_s}
         if last:
-            found.append(HostWait(call.start_s, call.end_s, tuple(sorted(last.values()))))
-    return tuple(found)
+            waits.append(HostWait(call.start_s, call.end_s, tuple(sorted(last.values()))))
+    return tuple(waits)
 
 
 def stream_waits(
@@ -66,20 +66,20 @@ def stream_waits(
 
     ``works`` are sorted by launch.
     """
-    found: list[set[int]] = [set() for _ in works]
+    awaited: list[set[int]] = [set() for _ in works]
     by_stream: dict[str, list[int]] = defaultdict(list)
     for i, work in enumerate(works):
         by_stream[work.stream].append(i)
-    told = _told(works, by_stream, calls)
-    for i, j in told:
-        found[i].add(j)
-    if not told:
-        _of_calls(works, calls, host, found)
-        _of_communication(works, by_stream, found)
-    _seen(works, by_stream, found)
+    recorded = _recorded(works, by_stream, calls)
+    for i, j in recorded:
+        awaited[i].add(j)
+    if not recorded:
+        _of_calls(works, calls, host, awaited)
+        _of_communication(works, by_stream, awaited)
+    _seen(works, by_stream, awaited)
     return tuple(
-        tuple(sorted(j for j in each if works[j].stream != works[i].stream))
-        for i, each in enumerate(found)
+        tuple(sorted(j for j in indices if works[j].stream != works[i].stream))
+        for i, indices in enumerate(awaited)
     )
 
 
@@ -87,13 +87,13 @@ def _launch(work: TracedWork) -> float:
     return work.start_s if work.launched_s is None else work.launched_s
 
 
-def _told(
+def _recorded(
     works: Sequence[TracedWork], by_stream: dict[str, list[int]], calls: Sequence[Call]
 ) -> list[tuple[int, int]]:
     """Pairs of a work and one that it waits for, as a trace with streams of waits has them."""
     recorded = {c.args.get("correlation"): c.start_s for c in calls if "EventRecord" in c.name}
     pairs = []
-    launched = {s: [_launch(works[i]) for i in each] for s, each in by_stream.items()}
+    launched = {s: [_launch(works[i]) for i in indices] for s, indices in by_stream.items()}
     for call in calls:
         awaited = count_of(call.args.get("wait_on_stream"))
         at = recorded.get(call.args.get("wait_on_cuda_event_record_corr_id"))
@@ -109,24 +109,27 @@ def _told(
 
 
 def _of_communication(
-    works: Sequence[TracedWork], by_stream: dict[str, list[int]], found: list[set[int]]
+    works: Sequence[TracedWork], by_stream: dict[str, list[int]], awaited: list[set[int]]
 ) -> None:
     """PyTorch lets a communication wait for what was launched before it on the current stream."""
     for i, work in enumerate(works):
         if work.kind != "communication":
             continue
-        for stream, each in by_stream.items():
+        for stream, launched in by_stream.items():
             if stream == work.stream:
                 continue
-            place = bisect_left(each, i) - 1
-            if place >= 0 and works[each[place]].kind != "communication":
-                j = each[place]
+            place = bisect_left(launched, i) - 1
+            if place >= 0 and works[launched[place]].kind != "communication":
+                j = launched[place]
                 if works[j].end_s <= work.start_s + ROUNDING_S:
-                    found[i].add(j)
+                    awaited[i].add(j)
 
 
 def _of_calls(
-    works: Sequence[TracedWork], calls: Sequence[Call], host: Sequence[Host], found: list[set[int]]
+    works: Sequence[TracedWork],
+    calls: Sequence[Call],
+    host: Sequence[Host],
+    awaited: list[set[int]],
 ) -> None:
     """After a wait on a stream the next work waits for communications that had ended by then.
 
@@ -136,7 +139,7 @@ def _of_calls(
     sending: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for span in sorted(spans, key=lambda h: h.start_s):
         sending[span.thread].append((span.start_s, span.end_s))
-    starts = {thread: [s for s, _ in each] for thread, each in sending.items()}
+    starts = {thread: [s for s, _ in intervals] for thread, intervals in sending.items()}
     launched = [_launch(work) for work in works]
     for call in calls:
         if "StreamWaitEvent" not in call.name or call.name.startswith(SYNC):
@@ -154,18 +157,18 @@ def _of_calls(
             ended = works[j].end_s <= works[then].start_s + ROUNDING_S
             if works[j].kind == "communication" and ended:
                 last[works[j].stream] = j
-        found[then].update(last.values())
+        awaited[then].update(last.values())
 
 
 def _seen(
-    works: Sequence[TracedWork], by_stream: dict[str, list[int]], found: list[set[int]]
+    works: Sequence[TracedWork], by_stream: dict[str, list[int]], awaited: list[set[int]]
 ) -> None:
     """A work begins after a pause, and when a work of another stream has just ended."""
     ends = sorted((work.end_s, i) for i, work in enumerate(works))
     times = [end for end, _ in ends]
-    for each in by_stream.values():
+    for indices in by_stream.values():
         before_s = 0.0
-        for i in each:
+        for i in indices:
             work = works[i]
             if work.start_s > max(before_s, _launch(work)) + ROUNDING_S:
                 first = bisect_left(times, work.start_s - REACTION_S)
@@ -173,5 +176,5 @@ def _seen(
                 others = [j for _, j in ends[first:last] if works[j].stream != work.stream]
                 others = [j for j in others if j < i and works[j].end_s > before_s]
                 if others:
-                    found[i].add(max(others, key=lambda j: works[j].end_s))
+                    awaited[i].add(max(others, key=lambda j: works[j].end_s))
             before_s = max(before_s, work.end_s)

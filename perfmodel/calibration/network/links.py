@@ -125,7 +125,7 @@ def fit_link(measurements: Sequence[Measurement]) -> LinkFit:
         )
     low, high = min(sizes) * END_FACTOR, max(sizes) / END_FACTOR
     used = [*(m for m in single if m.bytes <= low or m.bytes >= high), *trains]
-    latency, per_byte, *rest = estimates(_design(used, bool(trains)), _medians(used))
+    latency, per_byte, *per_message = estimates(_design(used, bool(trains)), _medians(used))
     if not per_byte.value > 0.0:
         raise InputError(
             "measurements: more bytes took no longer; a bandwidth needs ping_pong or stream of "
@@ -133,7 +133,7 @@ def fit_link(measurements: Sequence[Measurement]) -> LinkFit:
         )
 
     messages = [*single, *trains]
-    values = np.array([estimate.value for estimate in (latency, per_byte, *rest)])
+    values = np.array([estimate.value for estimate in (latency, per_byte, *per_message)])
     predicted = _design(messages, bool(trains)) @ values
 
     both, slowdowns = [], []
@@ -150,7 +150,7 @@ def fit_link(measurements: Sequence[Measurement]) -> LinkFit:
     return LinkFit(
         latency_s=latency,
         bandwidth_bytes_per_s=_inverse(per_byte),
-        per_message_s=rest[0] if rest else None,
+        per_message_s=per_message[0] if per_message else None,
         duplex_fraction=median_interval(both)[0] if both else None,
         incast_factor=median_interval(slowdowns)[0] if slowdowns else None,
         bytes=(min(sizes), max(sizes)),

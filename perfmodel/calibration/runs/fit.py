@@ -375,8 +375,8 @@ def _estimate(
     p: Parameter, job: Job, values: dict[str, float], known: dict[str, Determination]
 ) -> Fitted:
     name, was = p.name, now(job)[p.name]
-    what = known.get(name)
-    if what is None:
+    determination = known.get(name)
+    if determination is None:
         note = f"no run changes by {EFFECT:.0%} or more"
         if p.optional:
             note = "does not improve the prediction of held-out runs"
@@ -384,12 +384,12 @@ def _estimate(
     value = values.get(name, was)
     note = {
         "identified": "",
-        "confounded": f"only together with {what.other}",
+        "confounded": f"only together with {determination.other}",
         "not identified": "the runs do not determine it",
-    }[what.status]
-    ends = {"low": min(what.low, value), "high": max(what.high, value)}
+    }[determination.status]
+    ends = {"low": min(determination.low, value), "high": max(determination.high, value)}
     return Fitted(
-        name=name, unit=p.unit, was=was, value=value, status=what.status, note=note, **ends
+        name=name, unit=p.unit, was=was, value=value, status=determination.status, note=note, **ends
     )
 
 
