@@ -33,6 +33,7 @@ from perfmodel.theory.kernel_choice import DEPTHS, WAVES, Choice
 from perfmodel.theory.products import ProductRates
 
 F = TypeVar("F")
+Rates = TypeVar("Rates", ProductRates, GroupedRates)
 
 TINY = 1e-12
 """What counts instead of 0 in a geometric mean."""
@@ -46,41 +47,54 @@ def product_rates(device: Device, precision: str, others: Mapping[str, Device]) 
     ------
     InputError : no such precision, or nothing to transfer from.
     """
-    known = {*SHORT, *WIDE_BYTES}
-    if precision not in known:
-        raise unknown_name("precision", precision, known)
-    if precision in WIDE_BYTES:
-        rates = product_rates(device, "mixed", others)
-        size = WIDE_BYTES[precision]
-        rate = rates.flop_per_s * _over(device, precision, "mixed")
-        return rates._replace(flop_per_s=rate, element_bytes=size, result_bytes=size)
-    if precision in FOUR_BITS:
-        rates = product_rates(device, "fp8", others)
-        rate = rates.flop_per_s * _over(device, precision, "fp8")
-        size = RECIPES[precision].value_bytes
-        return rates._replace(flop_per_s=rate, element_bytes=size, kernel_choice=())
-    precision = "mixed" if precision in SIXTEEN_BITS else "fp8"
+    fitted = _fitted_precision(precision)
     candidates = [
-        (one, operators.products[precision])
-        for one, operators in _known(device, others)
-        if precision in operators.products
+        (source, operators.products[fitted])
+        for source, operators in _known(device, others)
+        if fitted in operators.products
     ]
-    nearest = _nearest(device, candidates, f"products at {precision}")
+    nearest = _nearest(device, candidates, f"products at {fitted}")
     mean = _Mean(device, nearest)
-    casts = mean.from_bandwidth("cast_bytes_per_s") if precision == "fp8" else None
+    casts = mean.from_bandwidth("cast_bytes_per_s") if fitted == "fp8" else None
     written = all(figures.written_bytes_per_s is not None for _, figures in nearest)
-    alike = all(one.architecture == device.architecture for one, _ in nearest)
-    return ProductRates(
+    same_kernels = precision not in FOUR_BITS and bool(_in_architecture(device, nearest))
+    rates = ProductRates(
         mean.from_peak("flop_per_s"),
         mean.from_bandwidth("bytes_per_s"),
         mean.of("launch_s"),
         mean.of("tile_s"),
         mean.of("rounding"),
-        ELEMENT_BYTES[precision],
+        ELEMENT_BYTES[fitted],
         cast_bytes_per_s=casts,
         written_bytes_per_s=mean.from_bandwidth("written_bytes_per_s") if written else math.inf,
-        kernel_choice=_kernel_choice(precision, nearest) if alike else (),
+        kernel_choice=_kernel_choice(fitted, nearest) if same_kernels else (),
     )
+    return _at_precision(rates, device, precision)
+
+
+def _fitted_precision(precision: str) -> str:
+    """Return the precision whose figures a precision has: *mixed* or *fp8*.
+
+    Raises
+    ------
+    InputError : no such precision.
+    """
+    known = {*SHORT, *WIDE_BYTES}
+    if precision not in known:
+        raise unknown_name("precision", precision, known)
+    return "mixed" if precision in WIDE_BYTES or precision in SIXTEEN_BITS else "fp8"
+
+
+def _at_precision(rates: Rates, device: Device, precision: str) -> Rates:
+    """Return rates at a precision from those of the one whose figures it has."""
+    if precision in WIDE_BYTES:
+        size = WIDE_BYTES[precision]
+        rate = rates.flop_per_s * _over(device, precision, "mixed")
+        return rates._replace(flop_per_s=rate, element_bytes=size, result_bytes=size)
+    if precision in FOUR_BITS:
+        rate = rates.flop_per_s * _over(device, precision, "fp8")
+        return rates._replace(flop_per_s=rate, element_bytes=RECIPES[precision].value_bytes)
+    return rates
 
 
 def _kernel_choice(precision: str, figures: Sequence[tuple[Device, ProductFigures]]) -> Choice:
@@ -90,7 +104,7 @@ def _kernel_choice(precision: str, figures: Sequence[tuple[Device, ProductFigure
     ------
     InputError : they are not on the grid.
     """
-    choices = [one.kernel_choice for _, one in figures]
+    choices = [products.kernel_choice for _, products in figures]
     for (device, _), choice in zip(figures, choices, strict=True):
         if choice and [len(row) for row in choice] != [DEPTHS.points] * WAVES.points:
             raise InputError(
@@ -141,33 +155,22 @@ def grouped_rates(
     ------
     InputError : no such precision, or nothing to transfer from.
     """
-    known = {*SHORT, *WIDE_BYTES}
-    if precision not in known:
-        raise unknown_name("precision", precision, known)
-    if precision in WIDE_BYTES:
-        mixed, size = grouped_rates(device, "mixed", others), WIDE_BYTES[precision]
-        rate = mixed.rates.flop_per_s * _over(device, precision, "mixed")
-        wide = mixed.rates._replace(flop_per_s=rate, element_bytes=size, result_bytes=size)
-        return mixed._replace(rates=wide)
-    if precision in FOUR_BITS:
-        eight, size = grouped_rates(device, "fp8", others), RECIPES[precision].value_bytes
-        rate = eight.rates.flop_per_s * _over(device, precision, "fp8")
-        return eight._replace(rates=eight.rates._replace(flop_per_s=rate, element_bytes=size))
-    precision = "mixed" if precision in SIXTEEN_BITS else "fp8"
+    fitted = _fitted_precision(precision)
     candidates = [
-        (one, operators.grouped[precision])
-        for one, operators in _known(device, others)
-        if precision in operators.grouped
+        (source, operators.grouped[fitted])
+        for source, operators in _known(device, others)
+        if fitted in operators.grouped
     ]
-    nearest = _nearest(device, candidates, f"products of groups at {precision}")
+    nearest = _nearest(device, candidates, f"products of groups at {fitted}")
     mean = _Mean(device, nearest)
     rates = GroupedRates(
         mean.from_peak("flop_per_s"),
         mean.from_bandwidth("bytes_per_s"),
         mean.of("launch_s"),
         mean.of("tile_s"),
-        ELEMENT_BYTES[precision],
+        ELEMENT_BYTES[fitted],
     )
+    rates = _at_precision(rates, device, precision)
     error = max(figures.error_fraction for _, figures in nearest)
     return GroupedPerformance(rates, mean.of("elsewhere"), error)
 
@@ -182,7 +185,11 @@ def attention_rates(
     ------
     InputError : nothing to transfer from.
     """
-    candidates = [(one, own.attention) for one, own in _known(device, others) if own.attention]
+    candidates = [
+        (source, operators.attention)
+        for source, operators in _known(device, others)
+        if operators.attention
+    ]
     nearest = _nearest(device, candidates, "attention")
     mean = _Mean(device, nearest)
     wide = precision in WIDE_BYTES
@@ -246,43 +253,48 @@ def stack_of(device: Device, name: str, others: Mapping[str, Device]) -> Stack:
     if name not in STACKS:
         raise unknown_name("stack", name, STACKS)
     known = _known(device, others)
-    candidates = [(one, own.stacks[name]) for one, own in known if name in own.stacks]
-    same = _same_chip(device, candidates)
-    nearest = same or _nearest(device, candidates, f"software {name}")
+
+    def figures_of(*levels: str) -> list[tuple[Device, StackFigures]]:
+        """Return the figures of the last of these levels, of devices that have all."""
+        return [
+            (source, operators.stacks[levels[-1]])
+            for source, operators in known
+            if {*levels} <= {*operators.stacks}
+        ]
+
+    same = _same_chip(device, figures_of(name))
+    nearest = same or _nearest(device, figures_of(name), f"software {name}")
     mean = _Mean(device, nearest)
-    found = Stack(
+    autocast = all(factors.autocast is not None for _, factors in nearest)
+    stack = Stack(
         mean.of("products"),
         mean.of("attention"),
         mean.of("optimizer"),
-        mean.of("autocast") if all(one.autocast is not None for _, one in nearest) else None,
-        tuple(one.name for one, _ in nearest),
+        mean.of("autocast") if autocast else None,
+        tuple(source.name for source, _ in nearest),
         bool(same),
-        max(figures.error_fraction for _, figures in nearest),
+        max(factors.error_fraction for _, factors in nearest),
     )
-    if any(one.architecture == device.architecture for one, _ in nearest):
-        return found
-    for other in reversed([*STACKS]):
-        alike = [
-            (one, own.stacks[other])
-            for one, own in known
-            if other in own.stacks and one.architecture == device.architecture
-        ]
-        alike = _same_chip(device, alike) or alike
-        both = [(one, own.stacks[other]) for one, own in known if {name, other} <= {*own.stacks}]
-        if alike and both:
-            of_other, usual = _Mean(device, alike), _Mean(device, both)
-            return found._replace(
-                products=of_other.of("products") * found.products / usual.of("products"),
-                attention=of_other.of("attention") * found.attention / usual.of("attention"),
-                devices=tuple(one.name for one, _ in alike),
+    if _in_architecture(device, nearest):
+        return stack
+    for level in reversed([*STACKS]):
+        related = _in_architecture(device, figures_of(level))
+        related = _same_chip(device, related) or related
+        with_both = figures_of(name, level)
+        if related and with_both:
+            of_level, usual = _Mean(device, related), _Mean(device, with_both)
+            return stack._replace(
+                products=of_level.of("products") * stack.products / usual.of("products"),
+                attention=of_level.of("attention") * stack.attention / usual.of("attention"),
+                devices=tuple(source.name for source, _ in related),
             )
-    return found
+    return stack
 
 
 def _same_chip(device: Device, candidates: Sequence[tuple[Device, F]]) -> list[tuple[Device, F]]:
     """Return the figures of the device itself, else of those with the same peak rates."""
-    own = [pair for pair in candidates if pair[0].name == device.name]
-    return own or [pair for pair in candidates if _usual_rates(pair[0]) == _usual_rates(device)]
+    itself = [pair for pair in candidates if pair[0].name == device.name]
+    return itself or [pair for pair in candidates if _usual_rates(pair[0]) == _usual_rates(device)]
 
 
 def _usual_rates(device: Device) -> PeakRates:
@@ -309,8 +321,14 @@ def _nearest(
         raise InputError(f"{device.name}: no device has figures of {what}")
     if candidates[0][0].name == device.name:
         return candidates[:1]
-    alike = [pair for pair in candidates if pair[0].architecture == device.architecture]
-    return alike or candidates
+    return _in_architecture(device, candidates) or candidates
+
+
+def _in_architecture(
+    device: Device, candidates: Sequence[tuple[Device, F]]
+) -> list[tuple[Device, F]]:
+    """Return the figures of devices of the same architecture."""
+    return [pair for pair in candidates if pair[0].architecture == device.architecture]
 
 
 class _Mean(NamedTuple):
