@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.accuracy import layouts, rows
-from benchmarks.accuracy.cases import Case, about, predicted
+from benchmarks.accuracy.cases import Case, about
 from perfmodel.catalogue import catalogue
 from perfmodel.inputs.cluster import Link
 
@@ -71,13 +71,11 @@ def arguments(row: Row) -> dict[str, Any]:
 def cases(folder: Path) -> list[Case]:
     """Return every run; anchored ones from that of the same width on the fewest devices, with as
     many heads if possible."""
-    return predicted(
-        layouts.runs(
-            SOURCE,
-            rows.read(folder / FILE, Row),
-            arguments,
-            alike=lambda row: row.hidden,
-            unlike=lambda row, other: float(row.heads != other.heads),
-            setting=lambda row: f"{row.layers} x {row.hidden}, {row.heads} heads on {row.devices}",
-        )
+    return layouts.cases_of(
+        SOURCE,
+        rows.read(folder / FILE, Row),
+        arguments,
+        alike=lambda row: row.hidden,
+        unlike=lambda row, other: float(row.heads != other.heads),
+        setting=lambda row: f"{row.layers} x {row.hidden}, {row.heads} heads on {row.devices}",
     )

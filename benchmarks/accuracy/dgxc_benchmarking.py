@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy import expert_rows, layouts, rows
-from benchmarks.accuracy.cases import Case, about, predicted
+from benchmarks.accuracy.cases import Case, about
 
 SOURCE, FILE = "dgxc_benchmarking", "runs.csv"
 ABOUT = about(SOURCE)
@@ -76,14 +76,12 @@ def _unlike(row: Row, other: Row) -> float:
 def cases(folder: Path) -> list[Case]:
     """Return every run; anchored ones from one in 16 bits: that of the same layout for those in 8,
     and that on the fewest devices for others."""
-    return predicted(
-        layouts.runs(
-            SOURCE,
-            rows.read(folder / FILE, Row),
-            arguments,
-            alike=lambda row: (row.model, row.device, row.framework, row.version, row.layers,
-                               row.seq_len),
-            unlike=_unlike,
-            setting=lambda row: f"{row.model} in {row.precision} on {row.devices} {row.device}",
-        )
+    return layouts.cases_of(
+        SOURCE,
+        rows.read(folder / FILE, Row),
+        arguments,
+        alike=lambda row: (row.model, row.device, row.framework, row.version, row.layers,
+                           row.seq_len),
+        unlike=_unlike,
+        setting=lambda row: f"{row.model} in {row.precision} on {row.devices} {row.device}",
     )  # fmt: skip

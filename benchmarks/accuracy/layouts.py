@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from benchmarks.accuracy import expert_rows, rows
-from benchmarks.accuracy.cases import Run
+from benchmarks.accuracy.cases import Case, Run, predicted
 from perfmodel import Job, Source, make_job, predict
 from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.inputs.decoder import Decoder
@@ -282,7 +282,7 @@ Known = Mapping[R, Arguments]
 """Rows that can be predicted, with the arguments of their jobs."""
 
 
-def runs(
+def cases_of(
     source: str,
     table: Iterable[R],
     arguments: Callable[[R], Arguments],
@@ -290,9 +290,10 @@ def runs(
     *,
     unlike: Unlike[R] = lambda row, other: 0.0,
     setting: Callable[[R], str] = lambda row: f"{row.model} on {row.devices}",
-) -> list[Run]:
-    """Return the runs of a table, in both ways (:func:`estimated`, :func:`anchored`); report the
-    rows without one.
+    more: Iterable[Run] = (),
+) -> list[Case]:
+    """Return the rows of a table, predicted in both ways (:func:`estimated`, :func:`anchored`), and
+    ``more`` runs; report the rows without one.
 
     Parameters
     ----------
@@ -304,11 +305,11 @@ def runs(
     InputError : no row can be predicted.
     """
     known = known_of(table, arguments)
-    found = estimated(source, known, setting)
-    found += anchored(f"{source}/anchored", known, alike, unlike=unlike, setting=setting)
-    if not found:
+    runs = estimated(source, known, setting)
+    runs += anchored(f"{source}/anchored", known, alike, unlike=unlike, setting=setting)
+    if not runs:
         raise InputError(f"{source}: no row that can be predicted")
-    return found
+    return predicted([*runs, *more])
 
 
 def known_of(table: Iterable[R], arguments: Callable[[R], Arguments]) -> Known[R]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy import layouts, rows
-from benchmarks.accuracy.cases import Case, about, predicted
+from benchmarks.accuracy.cases import Case, about
 
 SOURCE, FILE = "libai", "runs.csv"
 ABOUT = about(SOURCE)
@@ -42,12 +42,10 @@ def arguments(row: layouts.Row) -> dict[str, Any]:
 
 def cases(folder: Path) -> list[Case]:
     """Return every run; anchored ones from that on one device with the same recomputation."""
-    return predicted(
-        layouts.runs(
-            SOURCE,
-            rows.read(folder / FILE, layouts.Row),
-            arguments,
-            alike=lambda row: (row.model, row.framework, row.recompute),
-            setting=lambda row: f"{row.framework}, {row.model} of {row.layers} on {row.devices}",
-        )
+    return layouts.cases_of(
+        SOURCE,
+        rows.read(folder / FILE, layouts.Row),
+        arguments,
+        alike=lambda row: (row.model, row.framework, row.recompute),
+        setting=lambda row: f"{row.framework}, {row.model} of {row.layers} on {row.devices}",
     )

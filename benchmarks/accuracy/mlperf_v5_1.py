@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.accuracy import layouts, rows
-from benchmarks.accuracy.cases import Case, about, predicted
+from benchmarks.accuracy.cases import Case, about
 from perfmodel.catalogue import catalogue
 from perfmodel.inputs.cluster import Cluster
 
@@ -105,12 +105,10 @@ def cluster_of(row: Row) -> Cluster:
 def cases(folder: Path) -> list[Case]:
     """Return every run; anchored ones from the same benchmark and precision on the fewest
     devices."""
-    return predicted(
-        layouts.runs(
-            SOURCE,
-            [row.complete for row in rows.read(folder / FILE, Row)],
-            arguments,
-            alike=lambda row: (row.model, row.device, row.precision),
-            setting=lambda row: f"{row.model} in {row.precision} on {row.devices} {row.device}",
-        )
+    return layouts.cases_of(
+        SOURCE,
+        [row.complete for row in rows.read(folder / FILE, Row)],
+        arguments,
+        alike=lambda row: (row.model, row.device, row.precision),
+        setting=lambda row: f"{row.model} in {row.precision} on {row.devices} {row.device}",
     )

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.accuracy import layouts, rows
-from benchmarks.accuracy.cases import Case, Run, about, predicted
+from benchmarks.accuracy.cases import Case, about
 from perfmodel import Cluster, Job, Workload, WorkloadLayer, make_job
 from perfmodel.base.errors import InputError
 from perfmodel.catalogue import catalogue
@@ -138,11 +138,11 @@ def cases(folder: Path) -> list[Case]:
     table = rows.read(folder / FILE, Row)
     times = rows.read(folder / "layer_profiles.csv", Time)
     sizes = rows.read(folder / "layer_sizes.csv", Size)
-    found: list[Run] = layouts.runs(
-        SOURCE, table, arguments, alike=lambda row: row.model, setting=name,
-        unlike=lambda row, other: float(row.micro_batch != other.micro_batch))  # fmt: skip
+    profiles = []
     for row in table:
         job = layouts.made(row, partial(profiled, row, times, sizes)) if not row.why_not else None
         if job is not None:
-            found.append(layouts.run_of(SOURCE, "profiled", row, job, name))
-    return predicted(found)
+            profiles.append(layouts.run_of(SOURCE, "profiled", row, job, name))
+    return layouts.cases_of(
+        SOURCE, table, arguments, alike=lambda row: row.model, setting=name, more=profiles,
+        unlike=lambda row, other: float(row.micro_batch != other.micro_batch))  # fmt: skip

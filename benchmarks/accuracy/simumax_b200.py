@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy import layouts, rows
-from benchmarks.accuracy.cases import Case, about, predicted
+from benchmarks.accuracy.cases import Case, about
 
 SOURCE, FILE = "simumax_b200", "runs.csv"
 ABOUT = about(SOURCE)
@@ -32,12 +32,10 @@ def arguments(row: layouts.Row) -> dict[str, Any]:
 
 def cases(folder: Path) -> list[Case]:
     """Return every run; anchored ones from that with the most micro-batches, without pipeline."""
-    return predicted(
-        layouts.runs(
-            SOURCE,
-            rows.read(folder / FILE, layouts.Row),
-            arguments,
-            alike=lambda row: (row.model, row.layers, row.seq_len),
-            setting=lambda row: f"{row.model}, {row.microbatches} micro-batches",
-        )
+    return layouts.cases_of(
+        SOURCE,
+        rows.read(folder / FILE, layouts.Row),
+        arguments,
+        alike=lambda row: (row.model, row.layers, row.seq_len),
+        setting=lambda row: f"{row.model}, {row.microbatches} micro-batches",
     )

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.accuracy import layouts, rows
-from benchmarks.accuracy.cases import Case, about, predicted
+from benchmarks.accuracy.cases import Case, about
 from perfmodel.base.errors import InputError
 
 SOURCE, FILE = "small_tables", "runs.csv"
@@ -113,12 +113,10 @@ def cases(folder: Path) -> list[Case]:
     """Return every row that states its layout, or whose layout is a fact; NeMo's are also predicted
     from that with the shortest sequences."""
     table = [row.complete for row in rows.read(folder / FILE, Row)]
-    return predicted(
-        layouts.runs(
-            SOURCE,
-            table,
-            arguments,
-            alike=lambda row: (row.model, row.device, row.precision) if row.nemo else row.id,
-            unlike=lambda _, other: other.seq_len or 0,
-        )
+    return layouts.cases_of(
+        SOURCE,
+        table,
+        arguments,
+        alike=lambda row: (row.model, row.device, row.precision) if row.nemo else row.id,
+        unlike=lambda _, other: other.seq_len or 0,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy import layouts, ranks, rows
-from benchmarks.accuracy.cases import Case, about, predicted
+from benchmarks.accuracy.cases import Case, about
 
 SOURCE, FILE = "torchtitan", "runs.csv"
 ABOUT = about(SOURCE)
@@ -66,13 +66,11 @@ def arguments(row: Row) -> dict[str, Any]:
 def cases(folder: Path) -> list[Case]:
     """Return every run; anchored ones from that of the same work with the shortest sequences on the
     fewest devices."""
-    return predicted(
-        layouts.runs(
-            SOURCE,
-            rows.read(folder / FILE, Row),
-            arguments,
-            alike=lambda row: row.work,
-            unlike=lambda _, other: other.seq_len or 0,
-            setting=lambda row: f"{row.work}",
-        )
+    return layouts.cases_of(
+        SOURCE,
+        rows.read(folder / FILE, Row),
+        arguments,
+        alike=lambda row: row.work,
+        unlike=lambda _, other: other.seq_len or 0,
+        setting=lambda row: f"{row.work}",
     )

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.accuracy import layouts, rows
-from benchmarks.accuracy.cases import Case, about, predicted
+from benchmarks.accuracy.cases import Case, about
 from perfmodel.base.errors import number, whole_number
 
 SOURCE = "vtrain_llm"
@@ -89,16 +89,14 @@ def cases(folder: Path) -> list[Case]:
     devices."""
     table = [one.row for name in FILES if name == FILES[0] or (folder / name).is_file()
              for one in rows.read(folder / name, Measured)]  # fmt: skip
-    return predicted(
-        layouts.runs(
-            SOURCE,
-            table,
-            arguments,
-            alike=lambda row: (row.hidden, row.layers, row.heads, row.seq_len),
-            unlike=lambda row, other: float(row.micro_batch != other.micro_batch),
-            setting=lambda row: (
-                f"{row.layers} x {row.hidden} on {row.devices}, batch of "
-                f"{(row.dp or 1) * (row.micro_batch or 1) * (row.microbatches or 1)}"
-            ),
-        )
+    return layouts.cases_of(
+        SOURCE,
+        table,
+        arguments,
+        alike=lambda row: (row.hidden, row.layers, row.heads, row.seq_len),
+        unlike=lambda row, other: float(row.micro_batch != other.micro_batch),
+        setting=lambda row: (
+            f"{row.layers} x {row.hidden} on {row.devices}, batch of "
+            f"{(row.dp or 1) * (row.micro_batch or 1) * (row.microbatches or 1)}"
+        ),
     )
