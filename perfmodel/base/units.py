@@ -48,7 +48,7 @@ _EXAMPLES = {
     "bytes_per_s": "10Gbps or 1.25GB/s",
     "flop_per_s": "15.7TFLOPS",
 }
-_SHOWN = {
+SHOWN = {
     "s": [(1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")],
     "s/byte": [(1.0, "s/byte"), (1e-3, "ms/byte"), (1e-6, "us/byte"), (1e-9, "ns/byte")],
     "bytes": [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")],
@@ -130,9 +130,9 @@ def show(value: float, unit: str) -> str:
     >>> show(1.25e9, "bytes_per_s"), show(0.00005, "s"), show(46758048, "bytes")
     ('10 Gbps', '50 us', '46.76 MB')
     """
-    if unit not in _SHOWN:
+    if unit not in SHOWN:
         return f"{value:.4g} {unit}".strip()
-    steps = _SHOWN[unit]
+    steps = SHOWN[unit]
     if not value:
         return f"0 {next(suffix for scale, suffix in steps if scale == 1.0)}"
     value *= 8.0 if unit == "bytes_per_s" else 1.0

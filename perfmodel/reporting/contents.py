@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from perfmodel.base.units import UNITS, show
+from perfmodel.base.units import SHOWN, show
 
 Cell = Any
 """A number, a word, None, or a :class:`UnitValue`."""
@@ -264,8 +264,8 @@ def shown(cell: Cell, unit: str = "") -> str:
 
     >>> shown(0.25, "s"), shown(0.123, "fraction"), shown(1.5, "ratio"), shown(None)
     ('250 ms', '12.3 %', '+50 %', '')
-    >>> shown(UnitValue(1.25e9, "bytes_per_s")), shown(True), shown(12345)
-    ('10 Gbps', 'yes', '12345')
+    >>> shown(UnitValue(1.25e9, "bytes_per_s")), shown(8e-10, "s/byte"), shown(True), shown(12345)
+    ('10 Gbps', '0.8 ns/byte', 'yes', '12345')
     """
     if isinstance(cell, UnitValue):
         return shown(cell.value, cell.unit)
@@ -275,7 +275,7 @@ def shown(cell: Cell, unit: str = "") -> str:
         return "yes" if cell else "no"
     if isinstance(cell, str):
         return cell
-    if unit in UNITS:
+    if unit in SHOWN:
         return show(cell, unit)
     if unit == "fraction":
         return f"{cell * 100.0:.3g} %"
