@@ -56,7 +56,7 @@ def grouped_s(
     matrix.
 
     >>> rates = GroupedRates(flop_per_s=1e12, bytes_per_s=1e15, launch_s=0.0, tile_s=0.0)
-    >>> groups = Groups(rows=1024.0, number=4.0, even=1.0)
+    >>> groups = RowGroups(rows=1024.0, number=4.0, even=1.0)
     >>> round(1e3 * float(grouped_s(groups, 256.0, 512.0, rates, 4.0)), 4)
     0.2684
     """

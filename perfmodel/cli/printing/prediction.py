@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from perfmodel.base.provenance import Assumption
-from perfmodel.base.units import show as quantity
+from perfmodel.base.units import SHOWN, show as quantity
 from perfmodel.cli.printing.text import bold, dim, show, show_rows
 from perfmodel.cli.verbosity import verbosity
 from perfmodel.results.effects import MATTERS, Effect, that_matter, unknown
@@ -307,17 +307,19 @@ def _changes(effect: Effect, least: float) -> str:
     )
 
 
-def quantity_text(value: float | str | None, unit: str) -> str:
+def quantity_text(value: int | float | str | None, unit: str) -> str:
     """Return a value with its unit.
 
     >>> quantity_text(1.25e9, "bytes_per_s"), quantity_text(0.5, "of bandwidth")
     ('10 Gbps', '0.5 of bandwidth')
+    >>> quantity_text(8e-10, "s/byte"), quantity_text(100_000, "samples")
+    ('0.8 ns/byte', '100000 samples')
     """
     if isinstance(value, (str, bool)) or value is None:
         return str(value)
-    if unit in ("s", "bytes", "bytes_per_s", "flop_per_s"):
+    if unit in SHOWN or isinstance(value, float):
         return quantity(value, unit)
-    return f"{value:.4g} {unit}".strip() if isinstance(value, float) else f"{value} {unit}".strip()
+    return f"{value} {unit}".strip()
 
 
 def _duration(seconds: float) -> str:
