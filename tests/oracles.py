@@ -19,7 +19,7 @@ import numpy as np
 
 from perfmodel.base.arrays import NONE, Floats
 from perfmodel.engine.draws import philox
-from perfmodel.engine.measures import Measures, Span
+from perfmodel.engine.measures import Measures, OpSpan
 from perfmodel.engine.noise import key, table
 from perfmodel.engine.simulation import timeline
 from perfmodel.graph.op_graph import OpGraph
@@ -64,7 +64,7 @@ NOTHING = Instance()
 class Instances:
     """Instances of the ops of a graph for a seed; those of batches are taken from ``spans``."""
 
-    def __init__(self, graph: OpGraph, seed: int, spans: Sequence[Span] = ()) -> None:
+    def __init__(self, graph: OpGraph, seed: int, spans: Sequence[OpSpan] = ()) -> None:
         self.graph, self._key = graph, key(seed)
         self._activity: dict[int, tuple[Activity, int]] = {}
         self._choice: dict[int, tuple[Choice, int]] = {}
@@ -173,7 +173,7 @@ class Instances:
         )
 
 
-def batches_of(graph: OpGraph, rule: Batch, spans: Sequence[Span]) -> list[float]:
+def batches_of(graph: OpGraph, rule: Batch, spans: Sequence[OpSpan]) -> list[float]:
     """Bytes that each instance of a batch moved: those of the items whose targets it released.
 
     A target gets its token when the batch has ended and its latency is over, and is then ready if
@@ -244,7 +244,7 @@ def _counted_edges(graph: OpGraph) -> Iterator[Edge]:
                 yield source, target, 0
 
 
-def _arrivals(instances: Instances, op: int, spans: Sequence[Span]) -> list[float]:
+def _arrivals(instances: Instances, op: int, spans: Sequence[OpSpan]) -> list[float]:
     """Earliest arrival of the k-th token of an op, from its spans by iteration.
 
     That is the end of its instance k and its latency. There is one exception. A token has no
@@ -260,7 +260,7 @@ def _arrivals(instances: Instances, op: int, spans: Sequence[Span]) -> list[floa
     return [min(time, later) for time in sorted(arrive)]
 
 
-def dependencies_hold(graph: OpGraph, spans: Sequence[Span], *, seed: int = 0) -> None:
+def dependencies_hold(graph: OpGraph, spans: Sequence[OpSpan], *, seed: int = 0) -> None:
     """Check that no instance starts before its predecessors have ended, including their latency."""
     instances = Instances(graph, seed, spans)
     of_op = _by_op(spans)
@@ -281,9 +281,9 @@ def dependencies_hold(graph: OpGraph, spans: Sequence[Span], *, seed: int = 0) -
     assert checked, "no dependency was checked"
 
 
-def _by_op(spans: Iterable[Span]) -> defaultdict[int, list[Span]]:
+def _by_op(spans: Iterable[OpSpan]) -> defaultdict[int, list[OpSpan]]:
     """Spans of each op by iteration; checks that none is missing."""
-    of_op: defaultdict[int, list[Span]] = defaultdict(list)
+    of_op: defaultdict[int, list[OpSpan]] = defaultdict(list)
     for span in spans:
         of_op[span.op].append(span)
     for its in of_op.values():
@@ -292,7 +292,7 @@ def _by_op(spans: Iterable[Span]) -> defaultdict[int, list[Span]]:
     return of_op
 
 
-def slots_hold(graph: OpGraph, spans: Sequence[Span], *, seed: int = 0) -> None:
+def slots_hold(graph: OpGraph, spans: Sequence[OpSpan], *, seed: int = 0) -> None:
     """Check that no slot is held for more units at once than it has.
 
     An op that sends in pieces holds its slots for an unknown part of its time. For these slots the
@@ -330,7 +330,7 @@ def _fits(moved: Sequence[tuple[float, float, float]], per_s: float, name: str) 
         assert (total <= room).all(), name
 
 
-def links_hold(graph: OpGraph, spans: Sequence[Span], *, seed: int = 0) -> None:
+def links_hold(graph: OpGraph, spans: Sequence[OpSpan], *, seed: int = 0) -> None:
     """Check that all bytes moved entirely within any interval fit through each link in that
     time."""
     instances = Instances(graph, seed, spans)
@@ -342,14 +342,14 @@ def links_hold(graph: OpGraph, spans: Sequence[Span], *, seed: int = 0) -> None:
         _fits(moved, float(graph.link_capacity_bytes_per_s[link]), graph.link_name(link))
 
 
-def work_is_conserved(graph: OpGraph, spans: Sequence[Span], *, seed: int = 0) -> None:
+def work_is_conserved(graph: OpGraph, spans: Sequence[OpSpan], *, seed: int = 0) -> None:
     """Check that an op without bytes takes its seconds, and one with bytes at least its path's
     time.
 
     Inactive ops take no time. Mail adds its time, once per message.
     """
     instances = Instances(graph, seed, spans)
-    mail: dict[int, list[tuple[Span, float]]] = defaultdict(list)
+    mail: dict[int, list[tuple[OpSpan, float]]] = defaultdict(list)
     for span in spans:
         one = instances(span.op, span.iteration)
         took, least = span.end_s - span.start_s, one.seconds + one.moving_s
@@ -377,8 +377,8 @@ def timeline_holds(graph: OpGraph, *, seed: int, iterations: int) -> None:
 def _mail_is_taken_once(
     instances: Instances,
     rule: Mailbox,
-    longer: Sequence[tuple[Span, float]],
-    of_op: dict[int, list[Span]],
+    longer: Sequence[tuple[OpSpan, float]],
+    of_op: dict[int, list[OpSpan]],
 ) -> None:
     """Check that each instance is ``longer`` exactly by the mail received since the previous
     one."""

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from perfmodel.engine.measures import Measures, Span
+    from perfmodel.engine.measures import Measures, OpSpan
     from perfmodel.engine.simulation import (
         first_iterations,
         makespan,
@@ -15,12 +15,20 @@ if TYPE_CHECKING:
         timeline,
     )
 
-__all__ = ["Measures", "Span", "first_iterations", "makespan", "run_spread", "simulate", "timeline"]
+__all__ = [
+    "Measures",
+    "OpSpan",
+    "first_iterations",
+    "makespan",
+    "run_spread",
+    "simulate",
+    "timeline",
+]
 
 
 def __getattr__(name: str) -> object:
     """Import on first use, so that looking up the compiled library does not import the rest."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "measures" if name in ("Measures", "Span") else "simulation"
+    home = "measures" if name in ("Measures", "OpSpan") else "simulation"
     return getattr(importlib.import_module(f"{__name__}.{home}"), name)

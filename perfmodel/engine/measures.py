@@ -12,7 +12,7 @@ from perfmodel.base.arrays import Floats, Ids
 from perfmodel.graph.op_graph import CAUSES, OpGraph
 
 
-class Span(msgspec.Struct, frozen=True):
+class OpSpan(msgspec.Struct, frozen=True):
     """One instance of an op in a timeline: when it was ready, started and ended (s)."""
 
     op: int

@@ -14,7 +14,7 @@ from perfmodel.base.arrays import NONE
 from perfmodel.base.errors import DeadlockError, InputError, PerfmodelError
 from perfmodel.engine import codes
 from perfmodel.engine.layout import give_back, make_world
-from perfmodel.engine.measures import Span, Totals
+from perfmodel.engine.measures import OpSpan, Totals
 from perfmodel.engine.progress import busiest_s, progress, short_runs
 from perfmodel.engine.state import totals
 from perfmodel.engine.stuck import (
@@ -165,7 +165,7 @@ class Simulation:
         if self.limit != NONE and not finished(self.graph, self.world, self.limit):
             raise DeadlockError(describe_deadlock(self.graph, self.world))
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[OpSpan]:
         """Return the recorded timeline, sorted by start."""
         n = self.graph.n_ops
         ready, start, end = (
@@ -175,7 +175,7 @@ class Simulation:
         ended = np.flatnonzero(~np.isnan(end))
         order = ended[np.lexsort((ended // n, ended % n, start[ended]))]
         return [
-            Span(at % n, at // n + self.record.start, ready[at], start[at], end[at])
+            OpSpan(at % n, at // n + self.record.start, ready[at], start[at], end[at])
             for at in order.tolist()
         ]
 

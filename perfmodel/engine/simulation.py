@@ -15,8 +15,8 @@ from perfmodel.engine.critical import critical_cycle
 from perfmodel.engine.measures import (
     NO_SPREAD,
     Measures,
+    OpSpan,
     RunSpread,
-    Span,
     Totals,
     measures,
 )
@@ -167,7 +167,7 @@ def timeline(
     first: int = 0,
     iterations: int = 2,
     compiled: bool | None = None,
-) -> list[Span]:
+) -> list[OpSpan]:
     """Return the instances of iterations ``first`` to ``first + iterations - 1``, by start.
 
     Raises

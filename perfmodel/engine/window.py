@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.base.arrays import Floats, Ids
-from perfmodel.engine.measures import Span
+from perfmodel.engine.measures import OpSpan
 from perfmodel.engine.run import Simulation, span_of
 from perfmodel.engine.simulation import MOST_PERIODIC_ROUNDS
 from perfmodel.engine.state import moved_bytes
@@ -32,7 +32,7 @@ REL_CI = 0.01
 """Precision for which the warm-up of a random graph is chosen."""
 
 
-class Window(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+class SimulatedWindow(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """What happens while the slowest group runs a few iterations.
 
     Attributes
@@ -54,8 +54,8 @@ class Window(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     slowest: int
     begin_s: float
     end_s: float
-    spans: tuple[Span, ...]
-    marks: tuple[Span, ...]
+    spans: tuple[OpSpan, ...]
+    marks: tuple[OpSpan, ...]
     sample_s: Floats
     link_use: Floats
     staleness: Floats
@@ -68,7 +68,7 @@ class Window(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
 def steady_window(
     graph: OpGraph, *, seed: int = 0, iterations: int = 2, compiled: bool | None = None
-) -> Window:
+) -> SimulatedWindow:
     """Return the first ``iterations`` iterations of the slowest group in the steady state.
 
     If some ops are active only every k-th iteration, the window begins with such an iteration.
@@ -100,7 +100,7 @@ def steady_window(
         margin_s = ROUNDING * end_s
         run.advance(first + iterations + 1)
         spans = run.spans()
-    return Window(
+    return SimulatedWindow(
         first=first,
         last=last,
         settled=settled,

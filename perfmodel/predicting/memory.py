@@ -22,7 +22,7 @@ from perfmodel.results.memory import Footprint, Memory, Reserved
 PATH = f"{os.path.dirname(__file__)}/memory.json"
 
 
-class Overhead(msgspec.Struct, frozen=True):
+class ProcessMemory(msgspec.Struct, frozen=True):
     """What a process takes besides its tensors, and the error of their prediction.
 
     Attributes
@@ -46,9 +46,9 @@ class Overhead(msgspec.Struct, frozen=True):
 
 
 @functools.cache
-def overhead() -> Overhead:
+def overhead() -> ProcessMemory:
     """Return the shipped numbers."""
-    return msgspec.json.decode(read_bytes(PATH), type=Overhead)
+    return msgspec.json.decode(read_bytes(PATH), type=ProcessMemory)
 
 
 def parts_of(job: Job) -> Parts:

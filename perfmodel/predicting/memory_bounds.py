@@ -39,7 +39,7 @@ PART = 1.0 - 1e-6
 """Of the least memory, against rounding."""
 
 
-class Layers(NamedTuple):
+class LayerBytes(NamedTuple):
     """Bytes of each layer of a device: of gradients, of what it keeps of a micro-batch, of what is
     there besides while it is computed again, and of what it passes on, (layers,)."""
 
@@ -120,7 +120,7 @@ def _of_first(job: Job, replica: Replica, known: Known) -> First:
 
 
 @kept(512)
-def _layers(work: Workload, replica: Replica) -> Layers:
+def _layers(work: Workload, replica: Replica) -> LayerBytes:
     """Return the layers of one micro-batch on a device."""
     known: dict[tuple[str, bool], tuple[int, float]] = {}
     for layer in work.layers:
@@ -147,7 +147,7 @@ def _layers(work: Workload, replica: Replica) -> Layers:
         again = np.zeros(len(whole))
         again[ends] = np.diff(np.cumsum(whole)[ends], prepend=0.0)
         again[blocks == ""] = 0.0
-    return Layers(gradients, kept, again, outputs)
+    return LayerBytes(gradients, kept, again, outputs)
 
 
 def states_of(job: Job, known: Known) -> States:

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from perfmodel.base.arrays import NONE
-from perfmodel.engine.measures import Span
-from perfmodel.engine.window import Window
+from perfmodel.engine.measures import OpSpan
+from perfmodel.engine.window import SimulatedWindow
 from perfmodel.graph.op_graph import Block, OpGraph, block_of
 from perfmodel.graph.rules import Choice
 from perfmodel.predicting.bottleneck import DEVICES
@@ -32,7 +32,7 @@ SHORT |= {"link out of": "out of "}
 """Beginnings of short names of resources, by the label of their block."""
 
 
-def timeline_of(graph: OpGraph, window: Window) -> Timeline:
+def timeline_of(graph: OpGraph, window: SimulatedWindow) -> Timeline:
     """Return what happens in a window of a simulation of ``graph``."""
     resources = _Resources(graph)
     causes = _causes(graph, window.spans)
@@ -100,7 +100,7 @@ def _group_name(graph: OpGraph, group: int) -> str:
     return block_of(graph.slots, device).member(device)
 
 
-def _iterations(graph: OpGraph, window: Window) -> Iterator[Operation]:
+def _iterations(graph: OpGraph, window: SimulatedWindow) -> Iterator[Operation]:
     """Yield the iterations of each worker that overlap the window."""
     ends = {(mark.op, mark.iteration): mark.end_s for mark in window.marks}
     groups = zip(graph.group_mark.tolist(), graph.group_device.tolist(), strict=True)
@@ -184,7 +184,7 @@ def _latencies_s(graph: OpGraph) -> dict[int, list[float]]:
     }
 
 
-def _causes(graph: OpGraph, spans: tuple[Span, ...]) -> Iterator[int | None]:
+def _causes(graph: OpGraph, spans: tuple[OpSpan, ...]) -> Iterator[int | None]:
     """Yield for each span the index of the one whose end it waited for, if any.
 
     Zero-length ops are passed over: the cause is then the op that they waited for.
@@ -194,7 +194,7 @@ def _causes(graph: OpGraph, spans: tuple[Span, ...]) -> Iterator[int | None]:
     known = {(span.op, span.iteration): index for index, span in enumerate(spans)}
     latencies_s = _latencies_s(graph)
 
-    def cause(span: Span, depth: int) -> int | None:
+    def cause(span: OpSpan, depth: int) -> int | None:
         for edge in by_target[first[span.op] : first[span.op + 1]].tolist():
             key = int(graph.edge_source[edge]), span.iteration - int(graph.edge_lag[edge])
             if key not in known:
@@ -215,12 +215,12 @@ def _causes(graph: OpGraph, spans: tuple[Span, ...]) -> Iterator[int | None]:
         yield cause(span, DEEPEST) if _takes_time(span) else None
 
 
-def _takes_time(span: Span) -> bool:
+def _takes_time(span: OpSpan) -> bool:
     """Whether an op begins and ends in different nanoseconds, as traces have them."""
     return round(span.end_s * 1e9) > round(span.start_s * 1e9)
 
 
-def _link_use(graph: OpGraph, window: Window, resources: _Resources) -> Iterator[Counter]:
+def _link_use(graph: OpGraph, window: SimulatedWindow, resources: _Resources) -> Iterator[Counter]:
     """Yield the utilisation of each used link, in per cent, at each change."""
     for link in np.flatnonzero(window.link_use.any(axis=0)).tolist():
         use = window.link_use[:, link]
@@ -235,7 +235,7 @@ def _link_use(graph: OpGraph, window: Window, resources: _Resources) -> Iterator
         yield Counter(resource.name, "use (%)", resource.node, times, values)
 
 
-def _queues(graph: OpGraph, window: Window, resources: _Resources) -> Iterator[Counter]:
+def _queues(graph: OpGraph, window: SimulatedWindow, resources: _Resources) -> Iterator[Counter]:
     """Yield the number of the window's ops waiting for each resource that has a queue."""
     steps: dict[Resource, dict[float, int]] = defaultdict(lambda: defaultdict(int))
     for span in window.spans:
@@ -250,7 +250,7 @@ def _queues(graph: OpGraph, window: Window, resources: _Resources) -> Iterator[C
         yield Counter(resource.name, "queue (operations)", resource.node, at_s, waiting)
 
 
-def _staleness(graph: OpGraph, window: Window) -> Iterator[Counter]:
+def _staleness(graph: OpGraph, window: SimulatedWindow) -> Iterator[Counter]:
     """Yield the mean staleness of updates between samples, for workers with stale updates."""
     for group in np.flatnonzero(np.nan_to_num(window.staleness).any(axis=0)).tolist():
         node = _node(graph.slot_place[graph.group_device[group]])

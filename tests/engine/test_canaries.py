@@ -10,7 +10,7 @@ import pytest
 
 from perfmodel import Jitter, PerfmodelError, build_graph, predict
 from perfmodel.base.arrays import Ids
-from perfmodel.engine.measures import Measures, Span
+from perfmodel.engine.measures import Measures, OpSpan
 from perfmodel.engine.simulation import makespan, simulate, timeline
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
@@ -24,7 +24,7 @@ from tests.theory import test_closed_forms
 WORK = workload([1.0, 2.0], [2.0, 3.0], [30.0, 50.0])
 
 
-def graph_and_spans() -> tuple[OpGraph, list[Span]]:
+def graph_and_spans() -> tuple[OpGraph, list[OpSpan]]:
     graph = build_graph(job(WORK, cluster(20.0), 3, "ps"))
     return graph, timeline(graph, iterations=3)
 
@@ -191,7 +191,7 @@ def sometimes_active() -> OpGraph:
     return b.build(device=device, mark=compute)
 
 
-def with_span(spans: list[Span], op: int, iteration: int, **times: float) -> list[Span]:
+def with_span(spans: list[OpSpan], op: int, iteration: int, **times: float) -> list[OpSpan]:
     """The timeline with one instance moved to another time."""
     return [
         msgspec.structs.replace(s, **times) if (s.op, s.iteration) == (op, iteration) else s
@@ -199,11 +199,11 @@ def with_span(spans: list[Span], op: int, iteration: int, **times: float) -> lis
     ]
 
 
-def span_of(spans: list[Span], op: int, iteration: int) -> Span:
+def span_of(spans: list[OpSpan], op: int, iteration: int) -> OpSpan:
     return next(s for s in spans if (s.op, s.iteration) == (op, iteration))
 
 
-def all_hold(graph: OpGraph, spans: list[Span], *, seed: int = 0) -> None:
+def all_hold(graph: OpGraph, spans: list[OpSpan], *, seed: int = 0) -> None:
     for oracle in (
         oracles.dependencies_hold,
         oracles.slots_hold,
