@@ -35,17 +35,17 @@ PAGES = Path(__file__).parents[2] / "docs"
 
 class Kind(msgspec.Struct, frozen=True):
     """What is drawn: the page about it, how many jobs measure the bands by default, what to add to
-    seeds, and the group, None for all that are not drawn by themselves."""
+    seeds, and the groups that are drawn by themselves, none for all others."""
 
     page: str
     jobs: int
     seeds: int = 0
-    group: str | None = None
+    alone: frozenset[str] = frozenset()
 
 
 OF_DEVICES = Kind("formulas-against-simulation.md", 4800)
-OF_REPLICAS = Kind("formulas-of-replicas.md", 2000, REPLICAS_FROM, bands.REPLICAS)
-OF_MANY = Kind("formulas-of-many-workers.md", 96, MANY_FROM, MANY)
+OF_REPLICAS = Kind("formulas-of-replicas.md", 2000, REPLICAS_FROM, frozenset({bands.REPLICAS}))
+OF_MANY = Kind("formulas-of-many-workers.md", 192, MANY_FROM, frozenset(MANY.values()))
 
 
 @click.command()
@@ -112,7 +112,7 @@ def main(
         bands.PATH.write_bytes(text + b"\n")
         bands.table.cache_clear()
     checked = rows(checking, kept)
-    text = page.page(bands.table(), checked, checking, group=kind.group, measured=jobs)
+    text = page.page(bands.table(), checked, checking, alone=kind.alone, measured=jobs)
     if measure:
         (PAGES / kind.page).write_text(text)
     click.echo(text)

@@ -8,8 +8,8 @@ import numpy as np
 from benchmarks.coarse import draw
 from benchmarks.coarse.draw import Cell, Draw
 from perfmodel import InputError, Job, build_graph, make_job
-from perfmodel.architectures.ps import MANY_WORKERS
-from perfmodel.predicting import coarse
+from perfmodel.architectures.ps import MANY, MANY_WORKERS
+from perfmodel.predicting import bands, coarse
 
 FEWEST, MOST = MANY_WORKERS, 1500
 """Workers of a job; their number is log-uniform."""
@@ -31,8 +31,8 @@ UNEQUAL = 8
 
 
 def cell(seed: int, number: int) -> Cell:
-    """Return job ``number`` of a seed. Jobs that are contradictory or too large, or that the
-    formulas leave something out of, are drawn again."""
+    """Return job ``number`` of a seed. Jobs that are contradictory or too large, whose bound makes
+    them synchronous, or that the formulas leave something out of, are drawn again."""
     rng = np.random.default_rng([seed, number])
     while True:
         try:
@@ -40,12 +40,13 @@ def cell(seed: int, number: int) -> Cell:
             job = _at_the_knee(rng, job) if draw.chance(rng, 0.5) else job
         except InputError:
             continue
-        if coarse.leaves_out(job) is None and build_graph(job).n_ops <= MOST_OPS:
+        fits = coarse.leaves_out(job) is None and bands.group_of(job) in MANY.values()
+        if fits and build_graph(job).n_ops <= MOST_OPS:
             return Cell(seed, number, job)
 
 
 def _job(rng: Draw) -> Job:
-    arch, options = draw.WAYS["ps asp"](rng)
+    arch, options = draw.WAYS[f"ps {rng.choice(list(MANY))}"](rng)
     options["servers"] = int(rng.choice(SERVERS))
     same = draw.chance(rng, draw.ALIKE)
     return make_job(

@@ -15,10 +15,14 @@ from perfmodel.api import TOLERANCE
 from perfmodel.architectures.ps import MANY
 from perfmodel.predicting.bands import REPLICAS, BandClass, BandTable, narrowest
 
-ALONE = frozenset({REPLICAS, MANY})
-"""Groups with a draw and a page of their own."""
+TEMPLATES = {
+    frozenset({REPLICAS}): "page_replicas.md",
+    frozenset(MANY.values()): "page_many.md",
+}
+"""Pages of groups that are drawn by themselves."""
 
-TEMPLATES = {REPLICAS: "page_replicas.md", MANY: "page_many.md"}
+ALONE = frozenset().union(*TEMPLATES)
+"""Groups with a draw and a page of their own."""
 
 
 def page(
@@ -26,20 +30,21 @@ def page(
     found: Sequence[Row],
     drawn: Sequence[Cell],
     *,
-    group: str | None = None,
+    alone: frozenset[str] = frozenset(),
     measured: int | None = None,
 ) -> str:
     """Return the text of the page for the results ``found`` of the ``drawn`` jobs.
 
-    ``group`` is the one that was drawn by itself. ``measured`` is the number of jobs that were drawn for the bands; by default the table's.
+    ``alone`` are groups that were drawn by themselves. ``measured`` is the number of jobs that were
+    drawn for the bands; by default the table's.
     """
-    shown = {group} if group is not None else table.groups.keys() - ALONE
+    shown = alone or table.groups.keys() - ALONE
     groups = {name: one for name, one in table.groups.items() if name in shown}
     table = msgspec.structs.replace(table, groups=groups)
     exact = [row for row in found if row.exact]
     return (
         Path(__file__)
-        .with_name(TEMPLATES.get(group or "", "page.md"))
+        .with_name(TEMPLATES.get(alone, "page.md"))
         .read_text()
         .format(
             jobs=table.drawn if measured is None else measured,

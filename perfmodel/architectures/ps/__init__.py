@@ -50,9 +50,11 @@ def memory(job: Job) -> Parts:
     return Parts(worker, with_copies(server, receive_buffers=received))
 
 
-MANY_WORKERS, MANY = 256, "ps asp with many workers"
-"""Workers from which errors of the formulas of asynchronous jobs are measured by themselves, and
-the name of that group."""
+MANY_WORKERS = 256
+"""Workers from which errors of the formulas of asynchronous jobs are measured by themselves."""
+
+MANY = {sync: f"ps {sync} with many workers" for sync in ("asp", "ssp")}
+"""The names of their groups."""
 
 
 def group(job: Job) -> str:
@@ -61,8 +63,8 @@ def group(job: Job) -> str:
     sync: str = options.sync
     if sync == "ssp":  # SSP with bound 0 or without bound behaves like BSP or ASP
         sync = {0.0: "bsp", math.inf: "asp"}.get(options.staleness_bound, sync)
-    if sync == "asp" and job.workers >= MANY_WORKERS:
-        return MANY
+    if sync in MANY and job.workers >= MANY_WORKERS:
+        return MANY[sync]
     return f"ps {sync}{' with backup workers' if options.backup_workers else ''}"
 
 
