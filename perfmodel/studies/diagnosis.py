@@ -38,7 +38,6 @@ from perfmodel.studies.observables import OBSERVABLES, Measured, Observed
 from perfmodel.sweeping.arguments import job_from
 from perfmodel.sweeping.labels import Row
 from perfmodel.sweeping.tables import Tabular, fields
-from perfmodel.times.one_device import OneDevice, read_speed
 
 if TYPE_CHECKING:
     from perfmodel.inputs.job import JobArguments
@@ -293,19 +292,6 @@ def diagnose(
         next_measurement=_next(judge, [_best(tried) for _, (_, tried) in ranked[:2]],
                                [cause.name for _, (cause, _) in ranked[:2]]),
     )  # fmt: skip
-
-
-def step_of(job: Job, speed: float | str) -> float:
-    """Time of a step of a job at a speed of all its workers together: samples per second, or text
-    with a unit, such as tokens/s.
-
-    Raises
-    ------
-    InputError : the speed is not positive, or cannot be read.
-    """
-    workload = job.of_devices.workload
-    alone_s = OneDevice(speed=read_speed(speed, "measured")).seconds(workload)
-    return alone_s * job.global_batch_size / workload.batch_size
 
 
 def _prior(cause: Cause, job: Job) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -10,6 +11,9 @@ from perfmodel.base.errors import InputError, number, whole_number
 from perfmodel.base.provenance import Assumption, Source
 from perfmodel.inputs.batch_scaling import RECENT_LAUNCH_S, batch_error
 from perfmodel.inputs.workload import Workload, expanded
+
+if TYPE_CHECKING:
+    from perfmodel.inputs.job import Job
 
 UNITS = ("samples/s", "tokens/s")
 """Units of a speed; a number without a unit is in samples/s."""
@@ -169,3 +173,16 @@ def at_speed(
         among_several=False,
         slow_host=1.0,
     )
+
+
+def step_of(job: Job, speed: float | str) -> float:
+    """Return the seconds of a step of a job at a speed of all its workers together: samples per
+    second, or text with a unit, such as tokens/s.
+
+    Raises
+    ------
+    InputError : the speed is not positive, or cannot be read.
+    """
+    workload = job.of_devices.workload
+    alone_s = OneDevice(speed=read_speed(speed, "measured")).seconds(workload)
+    return alone_s * job.global_batch_size / workload.batch_size

@@ -48,8 +48,8 @@ ROOMS: Mapping[str, frozenset[str]] = {
         "studies": f"{ABOVE_BASE} catalogue reporting architectures predicting api sweeping",
         "planning": "base theory inputs catalogue reporting results architectures predicting api "
         "sweeping studies",
-        "calibration": f"{ABOVE_BASE} catalogue engine reporting architectures predicting "
-        "measuring traces api",
+        "calibration": f"{ABOVE_BASE} catalogue engine launchers reporting architectures "
+        "predicting measuring traces api",
         "validation": "base inputs catalogue reporting results measuring api",
         "cli": f"{ABOVE_BASE} catalogue foreign launchers reporting architectures predicting "
         "replay sweeping studies planning calibration validation measuring profiler traces api",

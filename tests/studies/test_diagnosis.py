@@ -19,9 +19,10 @@ from perfmodel.measuring.outputs import nccl_log, topology, training_logs
 from perfmodel.studies import diagnosis
 from perfmodel.studies.causes import AS_PREDICTED, CAUSES, Hypothesis
 from perfmodel.studies.changes import Change
-from perfmodel.studies.diagnosis import Diagnosis, diagnose, step_of
+from perfmodel.studies.diagnosis import Diagnosis, diagnose
 from perfmodel.studies.likelihoods import Errors, log_likelihood
 from perfmodel.studies.observables import LEAST_SPREAD, OBSERVABLES, Measured, Observed
+from perfmodel.times.one_device import step_of
 from tests.settings import thinned
 from tests.traces.test_traces import data_parallel
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
 
 import click
 
@@ -12,11 +10,6 @@ from perfmodel.base.errors import InputError
 from perfmodel.cli import types
 from perfmodel.cli.jobs import JobFlags, OfJobs, job_options
 from perfmodel.cli.options import Outputs, all_of, option, outputs
-
-if TYPE_CHECKING:
-    from perfmodel.inputs.job import Job
-    from perfmodel.measuring.outputs.training_logs import LogSpeed
-    from perfmodel.traces.workload import ImportedTrace
 
 PARTS = {
     "--compute-time": ("compute_s", "Computation of a step, mean of the devices."),
@@ -67,29 +60,31 @@ def diagnose(
     perfmodel diagnose hostfile ds_config.json train.log --model gpt2-medium --device a100
     """  # noqa: E501
     import perfmodel.api as api
+    from perfmodel.calibration.run_files import InputFile, read_files
     from perfmodel.cli.printing import diagnosis as printing
     from perfmodel.inputs.job_arguments import per_worker
     from perfmodel.launchers.readers import READERS
     from perfmodel.studies import diagnosis
     from perfmodel.studies.observables import Measured
+    from perfmodel.times.one_device import step_of
 
     out.check()
-    given = [_InputFile.read(path) for path in files]
+    given = [InputFile.read(path) for path in files]
     jobs = [file.path for file in given if file.kind in READERS]
     if jobs:
         flags = flags._replace(typed={**flags.typed, "job": (*jobs, *filter(None, flags.jobs))})
     job = api.make_job(**per_worker(flags.arguments(), "--global-batch-size"))
-    read = _read(given, job)
-    steps_s = read.pop("step_s", [])
+    readings = read_files(given, job)
+    steps_s = readings.pop("step_s", [])
     if measured is not None:
-        steps_s.append(diagnosis.step_of(job, measured))
+        steps_s.append(step_of(job, measured))
     if step_s is not None:
         steps_s.append(step_s)
     if len(steps_s) != 1:
         raise InputError(
             "--measured: give one of the speed, the time of a step (--measured-step) and a log"
         )
-    values: dict[str, float] = {name: rows[-1] for name, rows in read.items()}
+    values: dict[str, float] = {name: rows[-1] for name, rows in readings.items()}
     remarks = _in_words({**values, **({"step_s": steps_s[0]} if given else {})})
     values |= {name: seconds for name, seconds in parts.items() if seconds is not None}
     sockets, nvlink = values.pop("sockets", None), values.pop("nvlink", None)
@@ -124,132 +119,3 @@ def _in_words(values: Mapping[str, float]) -> list[str]:
     if "sockets" in values:
         parts.append(f"channels between nodes: {'sockets' if values['sockets'] else 'RDMA'}")
     return [f"read: {'; '.join(parts)}"] if parts else []
-
-
-class _InputFile(NamedTuple):
-    """A file: its path, the name of its format ("" if it is not known), and its text."""
-
-    path: str
-    kind: str
-    text: str
-
-    @classmethod
-    def read(cls, path: str) -> _InputFile:
-        """Read a file."""
-        from perfmodel.base import formats
-        from perfmodel.base.files import read_bytes
-
-        data = read_bytes(path)
-        kind = formats.recognise(data, path)
-        return cls(path, "" if kind is None else kind.name, formats.text_of(data) or "")
-
-
-READS = (
-    "logs of training runs, NCCL and MLPerf, traces of torch.profiler, Horovod timelines, "
-    "nccl-tests, iperf3 --json, perftest, OSU, nvidia-smi topo -m, measurement files, tables, "
-    "and hostfiles, node lists and configurations of launchers"
-)
-"""What the command reads, for messages."""
-
-
-def _read(given: Sequence[_InputFile], job: Job) -> dict[str, list[float]]:
-    """What files of other programs say: the rate between nodes, how devices are connected, and how
-    long a step and its parts took."""
-    from perfmodel.base import formats
-    from perfmodel.launchers.readers import READERS
-    from perfmodel.measuring.outputs import horovod, nccl_log, topology, training_logs
-    from perfmodel.traces.workload import import_trace
-
-    readings: dict[str, list[float]] = {}
-    traces: list[ImportedTrace] = []
-    for path, kind, text in given:
-        channels = nccl_log.parse(text)
-        if channels is not None and channels.through_host is not None:
-            readings["through_host"] = [channels.through_host]
-        if channels is not None and channels.sockets is not None:
-            readings["sockets"] = [float(channels.sockets)]
-        if kind in (formats.TRACE, formats.GZIP):
-            traces.append(import_trace(path))
-        elif kind == formats.TOPOLOGY:
-            matrix = topology.parse(text, path)
-            readings["through_host"], readings["nvlink"] = (
-                [matrix.through_host],
-                [float(matrix.nvlink)],
-            )
-        elif kind == formats.HOROVOD:
-            timeline = horovod.parse(text, path)
-            readings["communication_s"] = [timeline.communication_s]
-            if timeline.step_s is not None:
-                readings.setdefault("step_s", []).append(timeline.step_s)
-        elif (not kind or kind in (*READERS, formats.NCCL_LOG)) and training_logs.is_log(text):
-            seconds = _step_of(training_logs.parse(text, path), job)
-            readings.setdefault("step_s", []).append(seconds)
-        elif kind not in (*READERS, formats.NCCL_LOG):
-            readings["link_bytes_per_s"] = [_rate_of(path, kind)]
-    for name, value in _of_traces(traces).items():
-        readings.setdefault(name, []).append(value)
-    return readings
-
-
-def _rate_of(path: str, kind: str) -> float:
-    """The rate between two nodes that a file says.
-
-    Raises
-    ------
-    InputError : it cannot be read, is of something else, or was measured inside a node.
-    """
-    from perfmodel.base import formats
-    from perfmodel.base.files import read_bytes
-    from perfmodel.calibration.network.fit import fit_network, read
-    from perfmodel.measuring.outputs import READERS
-
-    if kind not in ("", formats.OWN, *READERS):
-        refused = formats.refusal(read_bytes(path), path, "what perfmodel diagnose reads")
-        if refused is not None:
-            raise refused
-    try:
-        measured = read(path)
-    except InputError as error:
-        if kind or path.lower().endswith(".csv"):
-            raise
-        raise InputError(f"{path}: not known what it is ({error}); read are {READS}") from None
-    fitted = fit_network([measured]).cluster
-    if fitted.nodes == 1:
-        raise InputError(f"{path}: measured inside a node; expected between two nodes")
-    return fitted.nic.goodput_bytes_per_s
-
-
-def _of_traces(traces: Sequence[ImportedTrace]) -> dict[str, float]:
-    """The parts of a step in traces of some ranks.
-
-    Where a device is idle, but not for data or communication, the host keeps it waiting: that is
-    part of computing. The rank that waits least shows how long communication takes, without the
-    others' waits for a slow one.
-    """
-    if not traces:
-        return {}
-    parts = [trace.parts_s for trace in traces]
-    waiting = ("communication_exposed", "data_loading")
-    compute = [sum(s for name, s in part.items() if name not in waiting) for part in parts]
-    exposed = [part["communication_exposed"] for part in parts]
-    moving = [part["communication_hidden"] + part["communication_exposed"] for part in parts]
-    idle = [part["idle"] for part in parts]
-    readings = {
-        "step_s": fmean(trace.step_s for trace in traces),
-        "compute_s": fmean(compute),
-        "exposed_s": min(exposed),
-        "communication_s": min(moving),
-        "loading_s": fmean(part["data_loading"] for part in parts),
-        "host_s": fmean(idle),
-    }
-    return readings | ({"slowest_compute_s": max(compute)} if len(traces) > 1 else {})
-
-
-def _step_of(speed: LogSpeed, job: Job) -> float:
-    """The time of a step that a log says."""
-    from perfmodel.studies.diagnosis import step_of
-
-    if speed.unit == "s":
-        return speed.value
-    devices = job.devices if speed.per_device else 1
-    return step_of(job, f"{speed.value * devices!r} {speed.unit}")

@@ -152,7 +152,8 @@ def _staleness(p: Prediction) -> Iterator[Row]:
     if p.staleness is not None:
         s = p.staleness
         row = f"median {s.p50}, p90 {s.p90}, at most {s.max}"
-        yield "staleness", f"{s.mean:.3g} updates", row
+        mean = f"{s.mean:.3g}" if s.mean < 1000.0 else f"{s.mean:.0f}"
+        yield "staleness", f"{mean} updates", row
     if p.model_age is not None:
         age = p.model_age
         row = f"p90 {age.p90}, an exchange every {age.exchange_every:.3g} steps"
