@@ -167,8 +167,8 @@ def asp(workers: int, optimizer: Optimizer = MOMENTUM) -> tuple[Curve, ...]:
 
 def test_asp_with_momentum_degrades_and_diverges() -> None:
     """A few workers learn as well as one, more learn less, and many diverge."""
-    assert [diverged(asp(workers)) for workers in (4, 8, 12, 32)] == [0, 0, 0, SEEDS]
-    assert added(asp(4), asp(12)).is_seen
+    assert [diverged(asp(workers)) for workers in (4, 8, 14, 32)] == [0, 0, 0, SEEDS]
+    assert added(asp(4), asp(14)).is_seen
     assert not added(asp(1), asp(4)).is_seen
     assert diverged(curves("mixture", BSP, 32, MOMENTUM)) == 0
 
