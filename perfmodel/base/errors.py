@@ -123,23 +123,25 @@ def spelling(name: str) -> str:
     return re.sub(r"[-_ ]", "", name).lower()
 
 
-def unknown_name(what: str, name: str, allowed: Iterable[str]) -> InputError:
+def unknown_name(
+    what: str, name: str, allowed: Iterable[str], where: str | None = "perfmodel list"
+) -> InputError:
     """Return the error for an unknown name; it lists the known names and suggests the nearest.
 
-    Of more than ``MOST_LISTED`` names it shows those that begin with the given one, and says where
-    all are.
+    Of more than ``MOST_LISTED`` names it shows those that begin with the given one, and says
+    ``where`` all are; None if the error is the only place.
 
     >>> print(unknown_name("model", "gpt2", ["gpt2-xl", "gpt2-small", *map(str, range(100))]))
     unknown model 'gpt2'; did you mean gpt2-small, gpt2-xl? (102 known: perfmodel list)
     """
     choices = sorted(allowed)
     hint = suggestion(name, choices)
-    if len(choices) <= MOST_LISTED:
+    if where is None or len(choices) <= MOST_LISTED:
         return InputError(f"unknown {what} {name!r}{hint} (known: {', '.join(choices)})")
     longer = [choice for choice in choices if spelling(choice).startswith(spelling(name))]
     if 1 < len(longer) <= MOST_LISTED:
         hint = f"; did you mean {', '.join(longer)}?"
-    return InputError(f"unknown {what} {name!r}{hint} ({len(choices)} known: perfmodel list)")
+    return InputError(f"unknown {what} {name!r}{hint} ({len(choices)} known: {where})")
 
 
 MOST_LISTED = 40

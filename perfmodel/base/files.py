@@ -43,6 +43,7 @@ MOST_PARTS = 100
 _DOTTED = rb"""[\w"'-]+(?:[ \t]*\.[ \t]*[\w"'-]+)*"""
 _UNKNOWN_FIELD = r"Object contains unknown field `(?P<field>[^`]*)`"
 _NOT_A_CHOICE = r"Invalid enum value (?P<given>.*)"
+_OTHER_TYPE = r"Expected `(?P<types>[^`]*)`, got `(?P<given>\w+)`"
 _AT = r" - at `\$?\.?(?P<path>[^`]*)`$"
 _STEP = r"\.?([^.\[\]]+)|\[(\d+|\.\.\.)\]"
 
@@ -125,7 +126,7 @@ def decode(data: bytes, kind: type[T], schema: str, *, name: str, toml: bool = F
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
     except msgspec.ValidationError as error:
-        raise InputError(f"{name}: {_located(str(error), kind)}") from None
+        raise InputError(f"{name}: {_located(str(error), kind, raw)}") from None
 
 
 def _refused(data: bytes, name: str, schema: str, otherwise: str) -> InputError:
@@ -371,8 +372,9 @@ def printable(value: Any) -> Any:
     return [printable(item) for item in value] if isinstance(value, list) else value
 
 
-def _located(message: str, kind: type) -> str:
-    """Turn "Expected ... - at `$.a[0]`" into "a[0]: expected ...", with the nearest field name."""
+def _located(message: str, kind: type, raw: object) -> str:
+    """Turn "Expected ... - at `$.a[0]`" into "a[0]: expected ...", with the nearest field name, and
+    with what the file has there."""
     at = re.search(_AT, message)
     path = at["path"] if at else ""
     text = message[: at.start()] if at else message
@@ -384,9 +386,39 @@ def _located(message: str, kind: type) -> str:
     elif wrong := re.fullmatch(_NOT_A_CHOICE, text):
         choices = ", ".join(map(str, _choices(_type_at(kind, path))))
         text = f"expected one of {choices}, got {wrong['given']}"
+    elif wrong := re.fullmatch(_OTHER_TYPE, text):
+        allowed = [TYPES.get(each, each) for each in wrong["types"].split(" | ") if each != "null"]
+        found = _value_at(raw, path)
+        kind_given = TYPES.get(wrong["given"], "another type")
+        given = repr(found) if isinstance(found, (str, float)) else kind_given
+        text = f"expected {' or '.join(allowed)}, got {given}"
     elif text[:1].isupper():
         text = text[0].lower() + text[1:]
     return f"{path}: {text}" if path else text
+
+
+TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a table",
+    "null": "null",
+}
+"""Types of values in words, by what msgspec calls them."""
+
+
+def _value_at(raw: object, path: str) -> object:
+    """Return the value at ``path`` in the values of a file; None where that is not known."""
+    for key, index in re.findall(_STEP, path):
+        if isinstance(raw, dict):
+            raw = raw.get(key)
+        elif isinstance(raw, list) and index.isdigit():
+            raw = raw[int(index)]
+        else:
+            return None
+    return raw
 
 
 def _type_at(kind: type, path: str) -> msgspec.inspect.Type:

@@ -93,14 +93,17 @@ def parse(text: str, dimension: str, name: str = "quantity") -> float:
         problem = f"unit {unit!r} does not fit" if unit else "a unit is missing"
         hint = suggestion(unit, units) if unit else ""
         raise InputError(f"{name}: {problem} in {text!r}{hint} (like {_examples(dimension, name)})")
-    number(name, value, above=0.0 if dimension.endswith("_per_s") else None, at_most=math.inf)
+    rate = dimension.endswith("_per_s")
+    if value < 0.0 or (rate and not value):
+        raise InputError(f"{name}: must be {'more than' if rate else 'at least'} 0, got {text!r}")
+    number(name, value, at_most=math.inf)
     scale = units[unit]
     # dividing by an exact power of ten keeps 50us == 5e-05; multiplying would be off by an ulp
     si_value = value / round(1.0 / scale) if scale < 1.0 else value * scale
     least, most = LIMITS[dimension]
     if si_value > most:
         raise InputError(f"{name}: must be at most {show(most, dimension)}, got {text!r}")
-    if value > 0.0 and si_value < least and dimension.endswith("_per_s"):
+    if si_value < least and rate:
         raise InputError(f"{name}: must be at least {show(least, dimension)}, got {text!r}")
     return si_value
 
@@ -155,4 +158,7 @@ def fraction(text: str, name: str) -> float:
         value = float(figures)
     except ValueError:
         raise InputError(f"{name}: expected a fraction such as 1% or 0.01, got {text!r}") from None
-    return number(name, value / 100.0 if percent else value, above=0.0, at_most=1.0)
+    value = number(name, value / 100.0 if percent else value, above=0.0, at_most=math.inf)
+    if value > 1.0:
+        raise InputError(f"{name}: must be at most 1 (like 1% or 0.01), got {text!r}")
+    return value

@@ -279,7 +279,7 @@ def choose(
     rows = list(rows)
     for name in types:
         if name not in {row.name for row in rows}:
-            raise unknown_name("instance type", name, {row.name for row in rows})
+            raise unknown_name("instance type", name, {row.name for row in rows}, None)
     if region is not None and region not in {row.region for row in rows}:
         raise unknown_name("region", region, {row.region for row in rows})
     groups: dict[tuple[str, str, int], list[Instance]] = {}
@@ -317,7 +317,7 @@ def choose_servers(
     for name in types:
         mine = [row for row in rows if row.name == name]
         if not mine:
-            raise unknown_name("instance type", name, {row.name for row in rows})
+            raise unknown_name("instance type", name, {row.name for row in rows}, None)
         priced = [row for row in mine if row.price(spot) is not None]
         if not priced:
             column = "SpotPrice" if spot else "Price"

@@ -245,7 +245,7 @@ class Outputs(NamedTuple):
         if self.page is not None:
             from perfmodel.reporting import page
 
-            page.check()
+            page.check(ending(self.page))
         check_files(self.plot, self.csv, self.parquet, self.page, *others)
 
     def put(

@@ -106,7 +106,7 @@ def _torchvision(name: str) -> Built:
     models = torchvision.models
     names = models.list_models(module=models)
     if name not in names:
-        raise unknown_name("torchvision model", name, names)
+        raise unknown_name("torchvision model", name, names, "torchvision.models.list_models()")
     plain = PLAIN.get(name, {"init_weights": False} if name.startswith("vgg") else {})
     version = torchvision.__version__.partition("+")[0]
     text = f"layers and parameter tensors of torchvision.models.{name} (torchvision {version})"

@@ -14,13 +14,19 @@ LONG_TABLE = 12
 """Rows from which a table is folded."""
 
 
-def check() -> None:
-    """Look for the libraries before anything is predicted.
+OTHER_FORMATS = ("csv", "json", "md", "parquet", "pdf", "png", "svg", "txt")
+"""Endings of files that hold something else than a page."""
+
+
+def check(ending: str = "") -> None:
+    """Look at the ending of a file's name, and for the libraries, before anything is predicted.
 
     Raises
     ------
-    InputError : Bokeh is not installed.
+    InputError : the ending is that of another format; Bokeh is not installed.
     """
+    if ending in OTHER_FORMATS:
+        raise InputError(f"report: cannot write {ending!r} files, only HTML (html)")
     try:
         import bokeh.plotting  # noqa: F401
         import jinja2  # noqa: F401

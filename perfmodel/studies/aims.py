@@ -89,6 +89,9 @@ QUANTITIES: Mapping[str, AimQuantity] = {
 }
 """Quantities that an aim can constrain, by name."""
 
+FRACTIONS = ("idle", "scaling", "fits")
+"""Those that are at most 1, and may be in percent."""
+
 _AIM = re.compile(r"\s*([a-z_-]+)\s*([<>])=?\s*(\S+)\s*")
 
 
@@ -121,16 +124,20 @@ class Aim(msgspec.Struct, frozen=True):
         name, sign, amount = match.groups()
         if name not in QUANTITIES:
             raise unknown_name("aim", name, QUANTITIES)
-        figures, percent = amount.removesuffix("%"), amount.endswith("%")
+        percent = amount.endswith("%")
+        if percent and name not in FRACTIONS:
+            raise InputError(
+                f"aim: {name}: is no fraction, got {amount!r} (percent of: {', '.join(FRACTIONS)})"
+            )
         try:
-            value = float(figures) / (100.0 if percent else 1.0)
+            value = float(amount.removesuffix("%")) / (100.0 if percent else 1.0)
         except ValueError:
             if QUANTITIES[name].unit != "s":
                 raise InputError(f"aim: {name}: expected a number, got {amount!r}") from None
             value = parse(amount, "s", f"aim: {name}")
         if not (value > 0.0 and math.isfinite(value)):
             raise InputError(f"aim: {name}: must be a positive number, got {amount!r}")
-        if name in ("idle", "scaling", "fits") and value > 1.0:
+        if name in FRACTIONS and value > 1.0:
             raise InputError(f"aim: {name}: must be at most 1, got {amount!r}")
         return cls(name, sign == "<", value)
 

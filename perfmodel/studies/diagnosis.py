@@ -253,7 +253,7 @@ def diagnose(
 
     Raises
     ------
-    InputError : the job is impossible.
+    InputError : the job is impossible; another run has as many workers.
 
     >>> result = diagnose(Measured(step_s=1.87), model="resnet50", device="gtx1080ti", workers=4,
     ...                   arch="ring", batch_size=32, cluster="pcie3", bandwidth="25Gbps")
@@ -261,6 +261,8 @@ def diagnose(
     True
     """
     job = job_from(job, arguments)
+    if any(workers == job.workers for workers, _ in measured.steps_s):
+        raise InputError(f"also: {job.workers} workers are those of the job itself; give others")
     expected = api.predict(job, fidelity="coarse")
     judge = _Judge(measured, job, expected)
     same = Hypothesis(1.0, 1.0, Change(AS_PREDICTED, lambda unchanged: unchanged))

@@ -10,7 +10,9 @@ from typing import ClassVar, NamedTuple
 import msgspec
 
 from perfmodel import api
+from perfmodel.base.errors import InputError
 from perfmodel.base.ranges import FRACTION, NOT_NEGATIVE, POSITIVE, Range, Ranged, or_none
+from perfmodel.base.units import show
 from perfmodel.inputs.job import Job
 from perfmodel.results.prediction import Prediction
 from perfmodel.studies.changes import of_cluster, of_options
@@ -30,6 +32,9 @@ is without."""
 
 INSTANTLY = 1e-6
 """Factor of compute times with which nothing hides communication."""
+
+LONGEST_PART = 1.1
+"""A part of a step may take so many times as long as a step that was measured at another time."""
 
 LINK_SPREAD = 0.1
 """Standard deviation of the logarithm of a rate that a tool measured."""
@@ -54,6 +59,10 @@ class Measured(Ranged, frozen=True, kw_only=True):
     nvlink : whether ``nvidia-smi topo -m`` shows NVLink between any devices of a node.
     sockets : whether NCCL's channels between nodes go over sockets, as its log says.
     steps_s : (workers, step_s) of runs with other numbers of workers, else equal.
+
+    Raises
+    ------
+    InputError : a number is out of range, or a part of a step longer than the step.
     """
 
     RANGES: ClassVar[Mapping[str, Range]] = {
@@ -77,6 +86,16 @@ class Measured(Ranged, frozen=True, kw_only=True):
     nvlink: bool | None = None
     sockets: bool | None = None
     steps_s: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("compute_s", "exposed_s", "loading_s", "host_s"):
+            part = getattr(self, name)
+            if part is not None and part > LONGEST_PART * self.step_s:
+                raise InputError(
+                    f"{name}: must be at most the time of a step, {show(self.step_s, 's')}, "
+                    f"got {show(part, 's')}"
+                )
 
 
 class Observed(NamedTuple):

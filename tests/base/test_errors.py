@@ -13,6 +13,7 @@ import pytest
 
 from perfmodel.architectures import registry
 from perfmodel.catalogue import catalogue
+from perfmodel.catalogue.instances import read_instances
 from perfmodel.cli import main
 from perfmodel.inputs.cluster import Cluster
 from perfmodel.inputs.job_files import JobFile
@@ -90,8 +91,8 @@ ARGUMENTS = {
     f"{JOB} --arch ring --sync asp": "option 'sync' does not apply to allreduce; did you mean 'no_sync'? (it has: "
     f"{options_of('ring')})",
     # quantities
-    f"{JOB} --bandwidth -10Gbps": "--bandwidth: must be more than 0, got -10",
-    f"{JOB} --bandwidth 0Gbps": "--bandwidth: must be more than 0, got 0",
+    f"{JOB} --bandwidth -10Gbps": "--bandwidth: must be more than 0, got '-10Gbps'",
+    f"{JOB} --bandwidth 0Gbps": "--bandwidth: must be more than 0, got '0Gbps'",
     f"{JOB} --bandwidth 10": "--bandwidth: a unit is missing in '10' (like 10Gbps or 1.25GB/s)",
     f"{JOB} --bandwidth 10MB": "--bandwidth: unit 'MB' does not fit in '10MB'; did you mean 'MBps'? "
     "(like 10Gbps or 1.25GB/s)",
@@ -100,7 +101,7 @@ ARGUMENTS = {
     f"{JOB} --bandwidth nanGbps": "--bandwidth: expected a finite number, got nan",
     f"{JOB} --bandwidth infGbps": "--bandwidth: expected a finite number, got inf",
     f"{JOB} --bandwidth fast": "--bandwidth: cannot read 'fast'; expected a number and a unit, like 10Gbps or 1.25GB/s",
-    f"{JOB} --latency -50us": "--latency: must be at least 0, got -50",
+    f"{JOB} --latency -50us": "--latency: must be at least 0, got '-50us'",
     f"{JOB} --latency 50Gbps": "--latency: unit 'Gbps' does not fit in '50Gbps' (like 50us or 1.5ms)",
     # workers and differences among them
     f"{JOB} --workers 0": "workers: must be at least 1, got 0",
@@ -127,7 +128,7 @@ ARGUMENTS = {
     # fidelity and limits
     f"{JOB} --tolerance 5%": "--tolerance: needs --fidelity auto",
     f"{JOB} --fidelity auto --tolerance 0": "--tolerance: must be more than 0, got 0",
-    f"{JOB} --fidelity auto --tolerance 200%": "--tolerance: must be at most 1, got 2",
+    f"{JOB} --fidelity auto --tolerance 200%": "--tolerance: must be at most 1 (like 1% or 0.01), got '200%'",
     f"{JOB} --fidelity coarse --trace trace.json": "--trace: shows a simulation; needs --fidelity fine",
     f"{JOB} --fidelity auto --trace t.json": "--trace: shows a simulation; needs --fidelity fine",
     "show resnet18 --formula": f"unknown architecture 'resnet18' (known: {ARCHITECTURES})",
@@ -137,6 +138,14 @@ ARGUMENTS = {
     "explain --model resnet18 --against pss": f"unknown architecture 'pss'; did you mean 'ps'? (known: {ARCHITECTURES})",
     "explain --model resnet18 --against ps": "against: both architectures are ps",
     f"{JOB} --workers eight": "--workers: expected a whole number, got 'eight'",
+    # other commands
+    "plan --model resnet50 --dataset-size 1000 --instance p3.bigg": "unknown instance type 'p3.bigg' (known: "
+    f"{', '.join(sorted({row.name for row in read_instances()}))})",
+    "require workers --to time<50% --model resnet18": "aim: time: is no fraction, got '50%' (percent of: idle, scaling, fits)",
+    f"diagnose {JOB.removeprefix('predict ')} --measured-step 1s --loading-time 2s": "loading_s: must be at most the time of a "
+    "step, 1 s, got 2 s",
+    f"diagnose {JOB.removeprefix('predict ')} --measured-step 1s --also 8:2s": "also: 8 workers are those of the job itself; give others",
+    f"{JOB.replace('predict', 'report')} --output page.pdf": "report: cannot write 'pdf' files, only HTML (html)",
     # choice of model
     "predict": f"model or workload: give one of them, such as resnet50 ({len(catalogue.model_names())} models: perfmodel list models)",
     "predict --model resnet18 --workload x.json": "model and workload: give only one of them",
@@ -189,10 +198,10 @@ FILES = {
     "source_missing.toml": f"unknown key 'sources'; did you mean 'source'? (allowed: {CLUSTER_KEYS})",
     "override_key.toml": "overrides[0]: unknown key 'sped'; did you mean 'speed'? (allowed: node, nic, speed)",
     # types and words
-    "type_wrong.json": "timings[0].batch_size: expected `int`, got `str`",
-    "null.json": "timings[0].device: expected `str`, got `null`",
-    "time_text.json": "timings[0].forward_s[1]: expected `float`, got `str`",
-    "nodes_fraction.toml": "nodes: expected `int | null`, got `float`",
+    "type_wrong.json": "timings[0].batch_size: expected a whole number, got 'many'",
+    "null.json": "timings[0].device: expected text, got null",
+    "time_text.json": "timings[0].forward_s[1]: expected a number, got '2ms'",
+    "nodes_fraction.toml": "nodes: expected a whole number, got 2.5",
     "source_kind.json": "source.kind: expected one of estimated, exact, measured, published, got 'guess'",
     "placement.toml": "server.placement: expected one of colocated, dedicated, got 'elsewhere'",
     # numbers of a workload
@@ -221,7 +230,7 @@ FILES = {
     "bandwidth_nan.toml": "nic: bandwidth_bytes_per_s: expected a finite number, got nan",
     "bandwidth_infinite.toml": "nic: bandwidth_bytes_per_s: expected a finite number, got inf",
     "bandwidth_negative.toml": "nic: bandwidth_bytes_per_s: must be more than 0, got -1",
-    "bandwidth_zero.toml": "nic.bandwidth_bytes_per_s: must be more than 0, got 0",
+    "bandwidth_zero.toml": "nic.bandwidth_bytes_per_s: must be more than 0, got '0Gbps'",
     "bandwidth_case.toml": "nic.bandwidth_bytes_per_s: unit 'gbps' does not fit in '10gbps'; did you mean 'Gbps'? "
     "(like 10Gbps or 1.25GB/s)",
     "bandwidth_unit_missing.toml": "nic.bandwidth_bytes_per_s: a unit is missing in '10' (like 10Gbps or 1.25GB/s)",
@@ -236,7 +245,7 @@ FILES = {
     "job_straggler.toml": "stragglers[0]: straggler factor: must be more than 0, got 0",
     "job_straggler_extra.toml": "stragglers[0]: unknown key 'extra' (allowed: worker, factor)",
     "job_start.toml": "start: expected one of staggered, together, got 'soon'",
-    "job_seed.toml": "seed: expected `int | null`, got `str`",
+    "job_seed.toml": "seed: expected a whole number, got 'seven'",
     "job_bandwidth.toml": "bandwidth_bytes_per_s: unit 'gbps' does not fit in '10gbps'; did you mean 'Gbps'? "
     "(like 10Gbps or 1.25GB/s)",
 }

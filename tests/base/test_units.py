@@ -52,7 +52,7 @@ def test_quantities(text: str, dimension: str, value: float) -> None:
             "bytes_per_s",
             "x: cannot read 'fast'; expected a number and a unit, like 10Gbps or 1.25GB/s",
         ),
-        ("-1us", "s", "x: must be at least 0, got -1"),
+        ("-1us", "s", "x: must be at least 0, got '-1us'"),
         ("nanus", "s", "x: expected a finite number, got nan"),
     ],
 )

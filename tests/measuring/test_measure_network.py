@@ -288,7 +288,7 @@ def test_canary_a_program_that_listens_is_noticed() -> None:
         (["--operations", "strem"], "unknown operation 'strem'; did you mean 'stream'"),
         (["--repetitions", "0"], "--repetitions: must be at least 1, got 0"),
         (["--seconds", "0"], "--seconds: must be more than 0, got 0"),
-        (["--pause", "-1s"], "--pause: must be at least 0, got -1"),
+        (["--pause", "-1s"], "--pause: must be at least 0, got '-1s'"),
         (["--timeout", "0"], "--timeout: must be more than 0, got 0"),
         (["--sizes", "0B"], "--sizes: must be at least 1, got 0"),
         (["--output", "no/such/place.json"], "no/such/place.json: cannot write"),

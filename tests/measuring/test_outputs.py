@@ -442,3 +442,10 @@ def test_output_is_read_from_standard_input() -> None:
     arguments = ["calibrate", "network", "-", "--nominal", "10Gbps"]
     done = CliRunner().invoke(cli, arguments, input=printed(), catch_exceptions=False)
     assert "all_reduce: measured" in done.stdout
+
+
+def test_a_file_of_another_kind_is_refused_with_the_kinds_that_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("step,loss\n1,2.5\n")
+    with pytest.raises(InputError, match=r"not known what it is; read are measurement files, the"):
+        outputs.read(path)

@@ -253,7 +253,7 @@ def test_wrong_values_are_refused(more: dict[str, Any], message: str) -> None:
         ("--one-device-speed fast", "--one-device-speed: cannot read 'fast'"),
         ("--step-time 187", "--step-time: a unit is missing in '187'"),
         ("--step-time 0ms", "one_device_step_s: must be more than 0, got 0"),
-        ("--step-time -1ms", "--step-time: must be at least 0, got -1"),
+        ("--step-time -1ms", "--step-time: must be at least 0, got '-1ms'"),
         ("--step-time 1s --one-device-speed 1", "--one-device-speed and --step-time: give one"),
     ],
 )

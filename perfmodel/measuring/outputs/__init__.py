@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from perfmodel.base import files, formats
+from perfmodel.base.errors import InputError
 from perfmodel.measuring.measurements import Measurements, read_measurements
 from perfmodel.measuring.outputs import iperf3, nccl_tests, osu, perftest
 from perfmodel.measuring.outputs.lines import measured
@@ -34,6 +35,11 @@ def read(path: str | Path) -> Measurements:
     """
     data = files.read_bytes(path)
     kind = formats.recognise(data)
+    if kind is None and not files.is_json(data) and Path(path).suffix != ".toml":
+        raise InputError(
+            f"{path}: not known what it is; read are measurement files, the output of nccl-tests, "
+            "iperf3 --json, OSU and perftest, and tables (.csv)"
+        )
     if kind is None or kind.name not in READERS:
         return read_measurements(path)
     return READERS[kind.name](formats.text_of(data) or "", str(path))
