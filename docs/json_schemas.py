@@ -15,9 +15,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from perfmodel.base.units import dimension_of
+from perfmodel.calibration.placements.fit import Placements
 from perfmodel.calibration.runs.fit import RunsFit
 from perfmodel.calibration.servers.costs import ServerCosts
 from perfmodel.calibration.servers.results import ServersFit
+from perfmodel.calibration.what_if import SCHEMA as WHAT_IF, WhatIf
+from perfmodel.cli.printing.profile import SCHEMA as PROFILE
 from perfmodel.inputs.cluster import SCHEMA as CLUSTER, Cluster
 from perfmodel.inputs.device import SCHEMA as DEVICE, Device
 from perfmodel.inputs.job_files import SCHEMA as JOB, JobFile
@@ -30,6 +33,7 @@ from perfmodel.results.prediction import SCHEMA as PREDICTION, Prediction
 from perfmodel.results.schedule import FORMAT as SCHEDULE, Header
 from perfmodel.studies.advice import SCHEMA as ADVICE, Advice
 from perfmodel.studies.crossovers import SCHEMA as EXPLANATION, Crossover, Explanation
+from perfmodel.studies.diagnosis import SCHEMA as DIAGNOSIS, Diagnosis
 from perfmodel.studies.formulas import SCHEMA as FORMULA, Formula
 from perfmodel.studies.reports import SCHEMA as REPORT, Scaled
 from perfmodel.studies.requirements import SCHEMA as REQUIREMENT, Requirement
@@ -38,6 +42,7 @@ from perfmodel.sweeping.comparison import SCHEMA as COMPARISON
 from perfmodel.sweeping.convergence import SCHEMA as CONVERGENCE, TrainingSetup
 from perfmodel.sweeping.sweeps import SCHEMA as SWEEP
 from perfmodel.theory.scaling_laws import SCHEMA as LAW, ScalingLaw
+from perfmodel.traces.workload import SCHEMA as TRACE, ImportedTrace
 from perfmodel.validation.cases import SCHEMA as CASES, Cases
 from perfmodel.validation.validate import SCHEMA as VALIDATION
 
@@ -157,6 +162,25 @@ OUTPUTS = {
             "coverage90": {"type": "object", "additionalProperties": NUMBER},
         },
     ),
+    "diagnosis": Kind(DIAGNOSIS, Diagnosis, {"job": TEXT}, without=("prediction",)),
+    "what-if": Kind(WHAT_IF, WhatIf, {"error": NUMBER, "speedup": NUMBER}),
+    "trace": Kind(TRACE, ImportedTrace),
+    "profile": Kind(
+        PROFILE,
+        properties={"name": TEXT, "parameter_bytes": NUMBER, "measured": ROWS, "workload": ROW},
+    ),
+    "calibration-network": Kind(
+        CALIBRATION,
+        properties={
+            "kind": {"const": "network"},
+            "cluster": {"$ref": "#/$defs/Cluster"},
+            "link": _or_null(ROW),
+            "inside": _or_null(ROW),
+            "collectives": ROWS,
+            "notes": TEXTS,
+        },
+    ),
+    "calibration-placements": Kind(CALIBRATION, Placements, {"kind": {"const": "placements"}}),
     "calibration-runs": Kind(CALIBRATION, RunsFit),
     "calibration-server": Kind(CALIBRATION, ServerCosts),
     "calibration-servers": Kind(CALIBRATION, ServersFit),
@@ -177,7 +201,7 @@ LEFT_OUT = {
 }
 """What the JSON of a struct inside an answer leaves out."""
 
-MORE: tuple[type, ...] = (Crossover, Scaled, TrainingSetup, Prediction)
+MORE: tuple[type, ...] = (Cluster, Crossover, Scaled, TrainingSetup, Prediction)
 """Structs that properties above refer to."""
 
 

@@ -31,6 +31,8 @@ from perfmodel.graph.op_graph import CAUSES
 from perfmodel.inputs.cluster import Link
 from perfmodel.traces.ranks import RankTrace
 
+SCHEMA = "perfmodel.what-if/1"
+
 SLOW = 1.05
 """A rank that computes so many times as long as the middle of those that do the same is slow."""
 
@@ -297,7 +299,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
         """As JSON-like values."""
         values: dict[str, Any] = msgspec.to_builtins(self)
         values["slow"] = {str(rank): factor for rank, factor in self.slow.items()}
-        return {**values, "error": self.error, "speedup": self.speedup}
+        return {"schema": SCHEMA, **values, "error": self.error, "speedup": self.speedup}
 
     def to_json(self) -> str:
         """As JSON."""

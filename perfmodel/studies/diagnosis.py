@@ -42,6 +42,8 @@ from perfmodel.sweeping.tables import Tabular, fields
 if TYPE_CHECKING:
     from perfmodel.inputs.job import JobArguments
 
+SCHEMA = "perfmodel.diagnosis/1"
+
 NOTHING_WRONG = 0.4
 """Probability of *as predicted* before anything is measured; causes share the rest evenly."""
 
@@ -153,7 +155,8 @@ class Diagnosis(Paged, Tabular, frozen=True, kw_only=True):
     def to_dict(self) -> Row:
         """The diagnosis as JSON-like values, with the prediction's headline only."""
         values = fields(self, "prediction", "suspects")
-        return values | {"job": self.prediction.headline, "suspects": self.rows()}
+        job = {"job": self.prediction.headline}
+        return {"schema": SCHEMA} | values | job | {"suspects": self.rows()}
 
     def figure(self) -> Figure:
         """Probabilities of the causes."""

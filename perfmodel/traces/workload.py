@@ -24,6 +24,9 @@ PHASES = ("forward", "backward", "optimizer", "buckets", "other")
 SEEN_FRACTION = 0.01
 """Smaller fractions of a step are not reported, and shorter waits for data are ignored."""
 
+SCHEMA = "perfmodel.trace/1"
+"""Schema of the JSON of an :class:`ImportedTrace`."""
+
 
 class GradientReport(msgspec.Struct, frozen=True, kw_only=True):
     """Gradients per step in a trace, from two sources that should agree.

@@ -15,6 +15,7 @@ from perfmodel.calibration.exchange_times import TraceChange
 from perfmodel.calibration.what_if import TracedRanks, what_if
 from perfmodel.cli import cli
 from tests.calibration.pipelined_traces import Pipeline
+from tests.schemas import breaches
 from tests.traces.test_traces import COMPUTE, MAIN, Made
 
 US = 1e-6
@@ -295,6 +296,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "slow: rank 3 computes 1.50 times as long" in run.output
     run = CliRunner().invoke(cli, ["what-if", *map(str, paths), "--compute-speed", "2", "--json"])
     told = json.loads(run.output)
+    assert breaches("what-if", told) == []
     assert told["changed"]["step_s"] == near(10300)
     assert told["speedup"] == pytest.approx(18800 / 10300, rel=1e-4)
     assert told["slow"] == {"3": pytest.approx(1.5)}

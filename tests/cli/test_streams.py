@@ -21,6 +21,7 @@ from perfmodel.base.errors import InputError
 from perfmodel.catalogue import catalogue
 from perfmodel.cli import cli
 from perfmodel.cli.types import files_of
+from tests.schemas import breaches
 from tests.terminals import on_terminal, perfmodel
 from tests.traces.test_traces import data_parallel
 
@@ -99,6 +100,7 @@ def test_measurements_are_a_table_or_a_file_by_what_they_begin_with(
         )  # fmt: skip
     words = ["calibrate", "network", "--json"]
     known = json.loads(answer(*words, str(path)))
+    assert breaches("calibration-network", known) == []
     result = json.loads(answer(*words, "-", given=path.read_bytes()))
     assert str(result).replace("table <stdin>", "table stdin.csv") == str(known)
 

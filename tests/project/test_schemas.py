@@ -15,21 +15,18 @@ import pytest
 from click.testing import CliRunner
 
 from perfmodel.cli import cli
+from tests.schemas import FOLDER, breaches, stored
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "docs" / "reference" / "schemas"
 GENERATOR = runpy.run_path(str(ROOT / "docs" / "json_schemas.py"))
 INPUTS, OUTPUTS = GENERATOR["INPUTS"], GENERATOR["OUTPUTS"]
+FREEZE = os.environ.get("PERFMODEL_FREEZE") == "1"
 UPDATE = os.environ.get("PERFMODEL_UPDATE_OUTPUTS") == "1"
 FROZEN = Path(__file__).with_name("frozen.txt")
-"""Every key of version 1.0, with its schema; ``!`` marks those that are required."""
+"""Every key of the last release, with its schema; ``!`` marks those that are required."""
 
 INTERNAL = {"perfmodel.bands/1", "perfmodel.memory/1", "perfmodel.shards/1"}
 """Schemas of files that only the package itself reads."""
-
-
-def stored(name: str) -> Any:
-    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def test_the_stored_schemas_are_those_of_the_program() -> None:
@@ -89,6 +86,9 @@ def present() -> set[str]:
 
 def test_no_key_of_version_1_is_lost_or_newly_required() -> None:
     frozen = set(FROZEN.read_text(encoding="utf-8").split("\n")) - {""}
+    if FREEZE:  # for a release: its new keys are promised from then on
+        text = "\n".join(sorted(frozen | present())) + "\n"
+        FROZEN.write_text(text, encoding="utf-8", newline="\n")
     assert len(frozen) > 500
     assert broken(frozen, present()) == []
 
@@ -111,6 +111,15 @@ def test_canary_a_broken_promise_is_noticed(
 ) -> None:
     frozen = set(FROZEN.read_text(encoding="utf-8").split("\n")) - {""}
     assert broken(frozen, change(set(frozen))) == expected
+
+
+def test_canary_a_wrong_answer_is_noticed() -> None:
+    known = dict.fromkeys(stored("calibration-network")["properties"])
+    known |= {"schema": "perfmodel.calibration/1", "kind": "network"}
+    assert breaches("calibration-network", known) == []
+    known |= {"kind": "runs", "colour": 1}
+    del known["link"]
+    assert breaches("calibration-network", known) == ["colour", "link", "kind"]
 
 
 # -- files and outputs are as the schemas say ---------------------------------------------------
@@ -178,6 +187,7 @@ COMMANDS = {
     f"require bandwidth {JOB} --to scaling>0.9": "requirement",
     f"report {JOB} --output page.html --fidelity coarse": "report",
     "show --formula ps": "formula",
+    f"diagnose {JOB} --measured-step 5s --also 2:2.4s": "diagnosis",
 }
 
 

@@ -17,6 +17,7 @@ from perfmodel import InputError, api
 from perfmodel.cli import cli
 from perfmodel.inputs.profile import read_profile
 from perfmodel.traces.workload import ImportedTrace, import_trace
+from tests.schemas import breaches
 
 FOLDER = Path(
     os.environ.get(
@@ -24,6 +25,7 @@ FOLDER = Path(
         Path(__file__).resolve().parents[3] / "shared" / "data" / "kineto_traces",
     )
 )
+
 MAIN, AUTOGRAD = 1, 2
 COMPUTE, SENDING = 7, 40
 NODE = "autograd::engine::evaluate_function: "
@@ -877,6 +879,7 @@ def test_the_command_writes_a_file_that_predict_can_read(tmp_path: Path) -> None
     done = CliRunner().invoke(cli, ["import", str(trace), "--output", str(output), "--json"])
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
+    assert breaches("trace", said) == []
     profile = read_profile(output)
     assert said["parts_s"]["communication_exposed"] == pytest.approx(120 * US)
     assert said["workload"]["name"] == profile.name == "made"

@@ -30,6 +30,8 @@ from perfmodel.reporting.contents import Figure
 from perfmodel.reporting.drawn import Drawn
 from perfmodel.theory.collective_times import Operation
 
+SCHEMA = "perfmodel.calibration/1"
+
 TABLE_COLUMNS = ("operation", "ranks", "bytes", "seconds")
 """Required columns of a measurement table; at_once and count are optional."""
 
@@ -55,7 +57,8 @@ class NetworkFit(Drawn, frozen=True, kw_only=True):
     def to_dict(self) -> dict[str, object]:
         """Return JSON-like values, without ``measured``; unknown interval ends are None."""
         values: dict[str, object] = finite(msgspec.to_builtins(self))
-        return {name: value for name, value in values.items() if name != "measured"}
+        kept = {name: value for name, value in values.items() if name != "measured"}
+        return {"schema": SCHEMA, "kind": "network", **kept}
 
     def figure(self) -> Figure:
         """Measured and fitted times over size."""

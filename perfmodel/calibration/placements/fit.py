@@ -57,6 +57,8 @@ SOURCE = Source("measured", "fitted to measured steps (perfmodel.calibration.pla
 
 USUAL = {p.name: p.value for p in TRAITS}
 
+SCHEMA = "perfmodel.calibration/1"
+
 
 class Traits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a DNN differs from others, see :data:`perfmodel.calibration.placements.model.TRAITS`.
@@ -88,6 +90,10 @@ class Placements(Drawn, frozen=True, forbid_unknown_fields=True, kw_only=True):
     cluster: Cluster
     traits: dict[str, Traits]
     spreads: Spreads
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON-like values."""
+        return {"schema": SCHEMA, "kind": "placements", **msgspec.to_builtins(self)}
 
     @property
     def estimates(self) -> list[Fitted]:

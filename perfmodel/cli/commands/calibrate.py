@@ -236,7 +236,6 @@ def _unused(table: RunsTable) -> list[str]:
 
 
 def _placements(table: str, wanted: Wanted) -> None:
-    import msgspec
 
     from perfmodel.calibration.placements import calibrate_placements
     from perfmodel.calibration.placements.table import read_trainings
@@ -250,7 +249,7 @@ def _placements(table: str, wanted: Wanted) -> None:
     fit = calibrate_placements(list(trainings.values()), wanted.cluster)
     devices = wanted.cluster.devices_per_node
     written = wanted.files(lambda: fit.cluster, lambda: fit.profile(trainings[name], devices))
-    if wanted.out.put(fit, written, msgspec.to_builtins(fit)):
+    if wanted.out.put(fit, written, fit.to_dict()):
         from perfmodel.cli.printing import calibration
 
         calibration.placements(fit, wanted.cluster)

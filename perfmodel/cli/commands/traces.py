@@ -39,7 +39,7 @@ def import_(trace: str, output: str | None, out: Outputs, **values: Any) -> None
     import msgspec
 
     from perfmodel.inputs.profile_files import dumped
-    from perfmodel.traces.workload import import_trace
+    from perfmodel.traces.workload import SCHEMA, import_trace
 
     out.check(output)
     result = import_trace(trace, **values)
@@ -49,7 +49,7 @@ def import_(trace: str, output: str | None, out: Outputs, **values: Any) -> None
             raise InputError(f"{trace}: no workload can be made: it lacks {result.lacks}")
         hint = f"; perfmodel predict --workload {output}"
         written.append((output, dumped(result.workload), hint))
-    if out.put(result, written, msgspec.to_builtins(result)):
+    if out.put(result, written, {"schema": SCHEMA, **msgspec.to_builtins(result)}):
         _show(result)
 
 

@@ -12,6 +12,9 @@ from perfmodel.cli.printing.text import bold, show
 from perfmodel.inputs.profile import Profile
 from perfmodel.profiler.record import MeasuredBatch, RecordedProfile
 
+SCHEMA = "perfmodel.profile/1"
+"""Schema of the JSON of a recorded profile."""
+
 TOP = 8
 """Number of layers in the table."""
 
@@ -74,6 +77,7 @@ def as_values(recorded: RecordedProfile) -> dict[str, object]:
     """The complete record, as JSON-like values."""
     profile = recorded.profile
     return {
+        "schema": SCHEMA,
         "name": profile.name,
         "parameter_bytes": profile.parameter_bytes,
         "measured": [
