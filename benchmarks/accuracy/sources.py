@@ -68,7 +68,7 @@ def named(name: str) -> str:
     for source in SOURCES:
         if adapter(source).ABOUT.folder == name:
             return source
-    raise unknown_name("source", name, SOURCES)
+    raise unknown_name("source", name, SOURCES, None)
 
 
 def adapter(name: str) -> Adapter:

@@ -43,8 +43,15 @@ def list_(names: tuple[str, ...]) -> None:
 @click.argument("folder", type=FOLDER)
 @click.argument("names", nargs=-1)
 def verify(folder: Path, names: tuple[str, ...]) -> None:
-    """Compare the files in FOLDER with the manifest; exit with 1 if one differs."""
-    wanted = package.read().paths(names)
+    """Compare the files in FOLDER with the manifest; exit with 1 if one differs or is missing.
+
+    What a package leaves out for its licence may be missing, unless it is named.
+    """
+    manifest = package.read()
+    out = [] if names else manifest.left_out(folder)
+    wanted = manifest.paths(names or [name for name in manifest.folders if name not in out])
+    if out:
+        click.echo(f"not in {folder}, as in no package: {', '.join(out)}")
     found = list(package.problems(wanted, folder))
     for problem in found:
         click.echo(problem)

@@ -70,6 +70,14 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             for path, file in self.folders[name].files.items()
         }
 
+    def left_out(self, folder: Path) -> list[str]:
+        """The sources that may not be passed on, and of which a folder has nothing."""
+        return [
+            name
+            for name, source in self.folders.items()
+            if not source.free and not (folder / name).exists()
+        ]
+
     def chosen(self, names: Iterable[str]) -> list[str]:
         """The given folders, or all.
 

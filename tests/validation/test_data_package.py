@@ -122,9 +122,16 @@ def test_the_commands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert called("fetch", packed, there)[0] == 0
     assert called("verify", there, "free", "ours")[0] == 0
     code, text = called("verify", there)
+    assert code == 0
+    assert text.startswith(f"not in {there}, as in no package: facts\n4 of 4 files are those")
+    code, text = called("verify", there, "facts")
+    assert (code, text.splitlines()[0]) == (1, "facts/README.md: missing")
+    (there / "facts").mkdir()
+    (there / "free" / "rows.csv").unlink()
+    code, text = called("verify", there)
     assert code == 1
-    assert "facts/rows.csv: missing" in text
-    assert "4 of 6 files are those of the manifest" in text
+    assert {"facts/rows.csv: missing", "free/rows.csv: missing"} <= set(text.splitlines())
+    assert "3 of 6 files are those of the manifest" in text
     with pytest.raises(InputError, match="expected a file or an address with https"):
         called("fetch", "http://example.org/data.tar.gz", there)
     with pytest.raises(InputError, match="unknown folder 'fre'"):
