@@ -18,7 +18,7 @@ from perfmodel.communication.fabric import Fabric
 from perfmodel.communication.groups import GroupSpan
 from perfmodel.communication.members import Members, rounds_of, schedule_of
 from perfmodel.communication.rates import Fastest, Rate, Use
-from perfmodel.communication.reduction import Reduction, candidates
+from perfmodel.communication.reduction import Algorithm, Reduction, candidates
 from perfmodel.inputs.cluster import Cluster, IntraNode, Link
 from perfmodel.inputs.job import Job
 from perfmodel.phases.quantities import Quantities
@@ -73,19 +73,23 @@ class Formulas(Collectives[Rate, Fastest]):
         workers = self.q.workers
         if is_symbol(workers):
             return _closed(self.q, options)
-        shape, few = shape_of(self.job.cluster), workers <= most_of(options)
+        few, links = workers <= most_of(options), LinkFigures.of(self.q)
+        given = shape_of(self.job.cluster), links, options
         if not isinstance(workers, np.ndarray):
-            rate = _rounds_rate(shape, self.q, options, int(workers))
+            rate = _rate(_rounds_costs(*given, int(workers)))
             return rate if few else _closed(self.q, options)
-        values = np.zeros((5, *workers.shape))
-        for count in np.unique(workers).tolist():
-            selected = workers == count
-            rate = _rounds_rate(shape, _selected(self.q, selected), options, count)
-            (line,), use = rate.lines, rate.use
-            costs = (line.startup_s, line.per_byte_s, use.nic_s, use.core_s, use.inside_s)
-            for row, cost in zip(values, costs, strict=True):
-                row[selected] = cost
-        rate = Rate((LinearCost(*values[:2]),), Use(*values[2:]))
+        counts, places = np.unique(workers, return_inverse=True)
+        places = places.reshape(workers.shape)
+        if links.numbers:
+            values = _costs_by_count(*given, tuple(counts.tolist()))[:, places]
+        else:
+            values = np.zeros((5, *workers.shape))
+            for place, count in enumerate(counts.tolist()):
+                chosen = places == place
+                given = given[0], links.selected(chosen), options
+                for row, cost in zip(values, _rounds_costs(*given, count), strict=True):
+                    row[chosen] = cost
+        rate = _rate(tuple(values))
         return rate if np.all(few) else rate.or_else(few, _closed(self.q, options))
 
     def startup_s(self, cost: Rate) -> Quantity:
@@ -252,47 +256,82 @@ def _closed(q: Quantities, options: Reduction) -> Rate:
     return Rate((line,), Use(where(away, moved / (q.bandwidth_bytes_per_s * q.nics_per_node), 0.0)))
 
 
-def _selected(q: Quantities, chosen: NDArray[np.bool_]) -> Quantities:
-    """Return the elements of arrays that are chosen."""
-    values = msgspec.structs.asdict(q).items()
-    return msgspec.structs.replace(
-        q,
-        **{
-            name: value[chosen]
-            for name, value in values
-            if isinstance(value, np.ndarray) and value.shape == chosen.shape
-        },
-    )
+class LinkFigures(NamedTuple):
+    """The figures of links that the time of a round depends on; each may be an array."""
+
+    bandwidth_bytes_per_s: Quantity
+    core_bandwidth_bytes_per_s: Quantity
+    inside_bandwidth_bytes_per_s: Quantity
+    flow_bytes_per_s: Quantity
+    latency_s: Quantity
+    inside_latency_s: Quantity
+
+    @classmethod
+    def of(cls, q: Quantities) -> LinkFigures:
+        """Return the figures of the links of a job."""
+        return cls(*(getattr(q, name) for name in cls._fields))
+
+    @property
+    def numbers(self) -> bool:
+        """Whether none of them is an array."""
+        return not any(isinstance(value, np.ndarray) for value in self)
+
+    def selected(self, chosen: NDArray[np.bool_]) -> LinkFigures:
+        """Return the chosen elements of arrays."""
+        return LinkFigures(
+            *(
+                value[chosen]
+                if isinstance(value, np.ndarray) and value.shape == chosen.shape
+                else value
+                for value in self
+            )
+        )
 
 
-def _rounds_rate(shape: Cluster, q: Quantities, options: Reduction, count: int) -> Rate:
-    """Return the rate for ``count`` workers; bandwidths and latencies may be arrays.
+RoundsCosts = tuple[Quantity, ...]
+"""Seconds to start, seconds per byte, and busy seconds per byte of the busiest link between a node
+and the network, of the core and of the busiest link inside a node."""
 
-    It is zero for a single worker, and for more workers than :func:`most_of`.
+
+def _rate(costs: RoundsCosts) -> Rate:
+    return Rate((LinearCost(*costs[:2]),), Use(*costs[2:]))
+
+
+@functools.lru_cache(maxsize=64)
+def _costs_by_count(
+    shape: Cluster, links: LinkFigures, options: Reduction, counts: tuple[int, ...]
+) -> Floats:
+    """Return :func:`_rounds_costs` for each number of workers, (5, counts): the same for all
+    workloads."""
+    return np.array([_rounds_costs(shape, links, options, count) for count in counts]).T
+
+
+def _rounds_costs(
+    shape: Cluster, links: LinkFigures, options: Reduction, count: int
+) -> RoundsCosts:
+    """Return the costs for ``count`` workers.
+
+    They are zero for a single worker, and for more workers than :func:`most_of`.
     """
     if not 1 < count <= most_of(options):
-        return Rate((LinearCost(0.0, 0.0),))
-    rounds = rounds_among(shape, int(count), options)
-    links = (q.bandwidth_bytes_per_s, q.core_bandwidth_bytes_per_s, q.inside_bandwidth_bytes_per_s)
-    columns = zip(
-        (rounds.nic, rounds.core, rounds.inside, rounds.apart),
-        (*links, q.flow_bytes_per_s),
-        strict=True,
-    )
-    moving = _total(rounds.times, [np.divide.outer(moved, rate) for moved, rate in columns])
-    hops = [np.multiply.outer(rounds.away, q.latency_s),
-            np.multiply.outer(rounds.within, q.inside_latency_s)]  # fmt: skip
-    added = options.reduce_per_byte_s * float(rounds.times @ rounds.added)
-    use = (total / by for total, by in zip(rounds.totals.tolist(), links, strict=True))
-    return Rate((LinearCost(_total(rounds.times, hops), moving + added),), Use(*use))
+        return (0.0, 0.0, 0.0, 0.0, 0.0)
+    rounds = rounds_among(shape, count, options.algorithm, options.chunks)
+    columns = zip((rounds.nic, rounds.core, rounds.inside, rounds.apart), links[:4], strict=True)
+    moving_s = _total(rounds.times, [np.divide.outer(moved, rate) for moved, rate in columns])
+    hops = [np.multiply.outer(rounds.away, links.latency_s),
+            np.multiply.outer(rounds.within, links.inside_latency_s)]  # fmt: skip
+    added_s = options.reduce_per_byte_s * float(rounds.times @ rounds.added)
+    busy_s = (total / by for total, by in zip(rounds.totals.tolist(), links[:3], strict=True))
+    return (_total(rounds.times, hops), moving_s + added_s, *busy_s)
 
 
 def _total(times: Floats, columns: list[Floats]) -> Quantity:
     """Return the sum over rounds of ``times`` times the largest of the columns (rounds, ...)."""
     axes = max(column.ndim for column in columns)
+    if axes == 1:
+        return float(times @ functools.reduce(np.maximum, columns))
     columns = [c.reshape(*c.shape, *(1,) * (axes - c.ndim)) for c in columns]
-    total = np.tensordot(times, maximum(*columns), axes=(0, 0))
-    return float(total) if total.ndim == 0 else total
+    return np.tensordot(times, maximum(*columns), axes=(0, 0))
 
 
 class Rounds(NamedTuple):
@@ -339,7 +378,7 @@ def shape_of(cluster: Cluster) -> Cluster:
 
 
 @functools.lru_cache(maxsize=4096)
-def rounds_among(shape: Cluster, workers: int, options: Reduction) -> Rounds:
+def rounds_among(shape: Cluster, workers: int, algorithm: Algorithm, chunks: int) -> Rounds:
     """Return the rounds of an all-reduce among workers, given the cluster's :func:`shape_of`."""
     members = Members(Fabric.of(shape, workers))
     fabric = members.fabric
@@ -352,7 +391,7 @@ def rounds_among(shape: Cluster, workers: int, options: Reduction) -> Rounds:
 
     rows, times = [], []
     total = np.zeros(len(fabric.capacity))
-    for step in rounds_of(members, schedule_of(members, options)):
+    for step in rounds_of(members, schedule_of(members, Reduction(algorithm, chunks))):
         total += step.times * step.loads
         kinds = [float((step.hop_s > 0.0).any()), float((step.hop_s == 0.0).any())]
         rows.append([*busiest(step.loads), step.flow_s, *kinds, step.added])

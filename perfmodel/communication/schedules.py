@@ -6,6 +6,7 @@ from at most one other. A send waits until both its ends have completed their ea
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import msgspec
@@ -317,11 +318,7 @@ def double_tree_all_reduce(members: int, chunks: int) -> SendSchedule:
     >>> double_tree_all_reduce(4, 1).sent()
     array([1., 2., 2., 1.])
     """
-    trees = _two_trees(members)
-    child = np.concatenate([np.flatnonzero(tree != NONE) for tree in trees])
-    parent = np.concatenate([tree[tree != NONE] for tree in trees])
-    tree = np.repeat([0, 1], members - 1)
-    begin = _begin(child, parent, tree, _two_colours(child, parent))
+    child, parent, begin = _double_tree(members)
     when = (begin[:, None] + 2 * np.arange(chunks)).ravel()
     source, target = np.repeat(child, chunks), np.repeat(parent, chunks)
     rounds = int(when.max()) + 1
@@ -333,6 +330,17 @@ def double_tree_all_reduce(members: int, chunks: int) -> SendSchedule:
         adds=np.repeat([True, False], len(when)),
         part=0.5 / chunks,
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _double_tree(members: int) -> tuple[Ids, Ids, Ids]:
+    """Return the ends of each edge of a double tree, and the round of the first chunk on it, which
+    do not depend on the number of chunks."""
+    trees = _two_trees(members)
+    child = np.concatenate([np.flatnonzero(tree != NONE) for tree in trees])
+    parent = np.concatenate([tree[tree != NONE] for tree in trees])
+    tree = np.repeat([0, 1], members - 1)
+    return child, parent, _begin(child, parent, tree, _two_colours(child, parent))
 
 
 def _two_trees(members: int) -> tuple[Parents, Parents]:

@@ -11,8 +11,9 @@ from perfmodel.base.errors import InputError, number, speed_ratio, unknown_name,
 from perfmodel.base.provenance import Assumption
 from perfmodel.base.quantities import NO_SPREAD
 from perfmodel.base.ranges import COUNT, Range, Ranged
+from perfmodel.base.same import kept
 from perfmodel.inputs import wiring
-from perfmodel.inputs.cluster import NO_HANDOVER, Cluster, Seat
+from perfmodel.inputs.cluster import NO_HANDOVER, Cluster, Handover, Seat
 from perfmodel.inputs.expert_parallel import check_groups
 from perfmodel.inputs.offload import Offload, offload_of
 from perfmodel.inputs.options import Options
@@ -486,6 +487,11 @@ class Job(Ranged, frozen=True, kw_only=True):
         if share == 0.0:
             return workload
         parts = 1 if self.stage is None else self.stage.replica.tensor
-        return with_handover(
-            expanded(workload), lambda count, size: share * handover.seconds(count, size / parts)
-        )
+        return _with_handover(expanded(workload), handover, share, parts)
+
+
+@kept(64)
+def _with_handover(workload: Workload, handover: Handover, share: float, parts: int) -> Workload:
+    return with_handover(
+        workload, lambda count, size: share * handover.seconds(count, size / parts)
+    )

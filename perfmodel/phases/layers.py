@@ -21,8 +21,11 @@ Made = TypeVar("Made")
 FEW_VALUES = 128
 """Number of values up to which all layers at once are faster than one after the other."""
 
-OF_BYTES = "known_of_bytes"
-"""Where layers keep what depends on their bytes alone."""
+OF_BYTES, OF_LAYERS, OF_JOB = "known_of_bytes", "known", "known_of_job"
+"""Where layers keep what depends on their bytes alone, on the layers, or also on their job."""
+
+MOST_KNOWN = 64
+"""Largest number of values that layers keep of one kind."""
 
 Send = Callable[[list[Quantity]], Quantity]
 """Maps the times at which messages are ready to the time at which the last has been sent (s)."""
@@ -96,7 +99,8 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         """Return the layers of a workload, with the gradients of each in one part."""
         known = _layers_of(expanded(workload).layers)
         made = msgspec.structs.replace(known)
-        made.__dict__[OF_BYTES] = known.__dict__.setdefault(OF_BYTES, {})
+        for of in (OF_BYTES, OF_LAYERS):
+            made.__dict__[of] = known.__dict__.setdefault(of, {})
         return made
 
     @classmethod
@@ -170,11 +174,22 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         made.__dict__[OF_BYTES] = self.__dict__.setdefault(OF_BYTES, {})
         return made
 
-    def once(self, name: Hashable, make: Callable[[], Made], *, of_bytes: bool = False) -> Made:
-        """Return ``make()``, which depends only on the layers and ``name``, or only on their bytes
-        (``of_bytes``); the value is cached."""
-        known = self.__dict__.setdefault(OF_BYTES if of_bytes else "known", {})
+    def once(
+        self,
+        name: Hashable,
+        make: Callable[[], Made],
+        *,
+        of_bytes: bool = False,
+        of_job: bool = False,
+    ) -> Made:
+        """Return ``make()``, which depends only on the layers and ``name``, only on their bytes
+        (``of_bytes``), or also on their job (``of_job``); the value is cached, also for other jobs
+        with these layers unless it is of the job."""
+        of = OF_BYTES if of_bytes else OF_JOB if of_job else OF_LAYERS
+        known = self.__dict__.setdefault(of, {})
         if name not in known:
+            if len(known) >= MOST_KNOWN and of == OF_LAYERS:
+                known.clear()
             known[name] = make()
         return cast(Made, known[name])
 

@@ -275,11 +275,12 @@ def space(
     for name in ("workers", "servers", "batch_size"):
         for value in getattr(axes, name):
             whole_number(name, value)
+    on_device = functools.cache(functools.partial(_workloads, profile, axes))
     work: list[SeriesWork] = []
     out: list[str] = []
     for instance, price in instances:
         try:
-            workloads = list(_workloads(profile, instance, axes))
+            workloads = on_device(instance.device)
         except InputError as error:
             out.append(f"{instance.label}: {error}")
             continue
@@ -353,18 +354,21 @@ def none_left(out: Sequence[str]) -> InputError:
     return InputError(f"plan: no instance type is left: {'; '.join(out[:MOST_NAMED])}{more}")
 
 
-def _workloads(profile: Profile, instance: Instance, axes: DeviceAxes) -> Iterator[Workload]:
-    """The workload at each precision and batch size."""
+def _workloads(profile: Profile, axes: DeviceAxes, device: str | None) -> list[Workload]:
+    """The workload on a device at each precision and batch size."""
     language = profile.decoder is not None
     sizes = axes.batch_size or (SEQUENCES if language else BATCH_SIZES)
     again = axes.recompute or (RECOMPUTE if language else ("",))
+    workloads = []
     for precision, size, name in itertools.product(axes.precision or (None,), sizes, again):
         work = catalogue.workload(
-            profile, device_name=instance.device, precision=precision, batch_size=size,
+            profile, device_name=device, precision=precision, batch_size=size,
             sequence_length=axes.sequence_length, recompute=read_recomputation(name or None, None),
             documents=axes.documents,
         )  # fmt: skip
-        yield job_facts.with_layers(api.make_job(workload=work, arch="allreduce")).workload
+        made = job_facts.with_layers(api.make_job(workload=work, arch="allreduce"))
+        workloads.append(made.workload)
+    return workloads
 
 
 def _workers(instance: Instance, counts: Sequence[int], most: int) -> list[int]:
@@ -433,7 +437,7 @@ def _evaluated(
 
 def _worker_bytes(job: Job, workers: Ids, confidence: float) -> Floats:
     """Memory that a worker's device needs (bytes); depends on the number of workers if they shard
-    the model."""
+    the model, or if one is alone."""
 
     device = catalogue.device(job.workload.device)
 
@@ -442,7 +446,11 @@ def _worker_bytes(job: Job, workers: Ids, confidence: float) -> Floats:
         return memory_on(device, counted).needed_bytes(confidence)
 
     counts, places = np.unique(workers, return_inverse=True)
-    ends = needed(int(counts[0])), needed(int(counts[-1]))
-    if ends[0] == ends[1]:
-        return np.full(len(workers), ends[0])
-    return np.array([needed(int(count)) for count in counts])[places]
+    sizes = np.zeros(len(counts))
+    sizes[-1] = needed(int(counts[-1]))
+    for k, count in enumerate(counts[:-1].tolist()):
+        sizes[k] = needed(count)
+        if sizes[k] == sizes[-1]:  # and so do all in between
+            sizes[k:] = sizes[-1]
+            break
+    return sizes[places]

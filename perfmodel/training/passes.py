@@ -34,7 +34,9 @@ def reductions_of(no_sync: bool, passes: int) -> int:
 def pass_layers(job: Job, layers: Layers, *, reduced: bool = True) -> Layers:
     """Return ``layers``, those of an update, with the times of one of its passes, with handover if
     the pass reduces gradients."""
-    of_pass: Layers = layers.once(_name(reduced), lambda: Layers.of(job.pass_work(reduced=reduced)))
+    of_pass: Layers = layers.once(
+        _name(reduced), lambda: Layers.of(job.pass_work(reduced=reduced)), of_job=True
+    )
     return of_pass
 
 
@@ -42,7 +44,7 @@ def with_passes(layers: Layers, of_pass: Mapping[bool, Layers]) -> Layers:
     """Return ``layers``, those of an update, for which :func:`pass_layers` returns these, by
     whether the pass reduces gradients; their times may be arrays."""
     for reduced, known in of_pass.items():
-        layers.once(_name(reduced), functools.partial(_same, known))
+        layers.once(_name(reduced), functools.partial(_same, known), of_job=True)
     return layers
 
 
