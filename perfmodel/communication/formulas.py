@@ -16,7 +16,7 @@ from perfmodel.base.quantities import Quantity, is_symbol, maximum, minimum, whe
 from perfmodel.communication.collectives import Collectives, Lines, lines_of
 from perfmodel.communication.fabric import Fabric
 from perfmodel.communication.groups import GroupSpan
-from perfmodel.communication.members import Members, rounds_of, schedule_of
+from perfmodel.communication.members import Members, schedule_of
 from perfmodel.communication.rates import Fastest, Rate, Use
 from perfmodel.communication.reduction import Algorithm, Reduction, candidates
 from perfmodel.inputs.cluster import Cluster, IntraNode, Link
@@ -381,22 +381,30 @@ def shape_of(cluster: Cluster) -> Cluster:
 def rounds_among(shape: Cluster, workers: int, algorithm: Algorithm, chunks: int) -> Rounds:
     """Return the rounds of an all-reduce among workers, given the cluster's :func:`shape_of`."""
     members = Members(Fabric.of(shape, workers))
-    fabric = members.fabric
+    fabric, schedule = members.fabric, schedule_of(members, Reduction(algorithm, chunks))
     nodes = len(fabric.latency_s)
-    nic, inside = slice(0, fabric.core), slice(fabric.core + 1, None)
+    source, target = schedule.source, schedule.target
+    hop_s = fabric.between_s(source, target)
+    flow_s = schedule.part / fabric.flow_between(source, target)
+    added = np.where(schedule.adds, schedule.part, 0.0)
+    first = np.searchsorted(schedule.round, np.arange(len(schedule.repeat)))
+    loads = members.loads_by_round(fabric.path(source, target), schedule)
 
-    def busiest(loads: Floats) -> list[float]:
-        within = float(loads[inside].max())
-        return [float(loads[nic].max()), float(loads[fabric.core]) / nodes, within]
+    def busiest(loads: Floats) -> list[Floats]:
+        nic, core, inside = np.split(loads, (fabric.core, fabric.core + 1), axis=-1)
+        return [nic.max(axis=-1), core[..., 0] / nodes, inside.max(axis=-1)]
 
-    rows, times = [], []
+    columns = [
+        *busiest(loads),
+        np.maximum.reduceat(flow_s, first),
+        np.logical_or.reduceat(hop_s > 0.0, first).astype(np.float64),
+        np.logical_or.reduceat(hop_s == 0.0, first).astype(np.float64),
+        np.maximum.reduceat(added, first),
+    ]
     total = np.zeros(len(fabric.capacity))
-    for step in rounds_of(members, schedule_of(members, Reduction(algorithm, chunks))):
-        total += step.times * step.loads
-        kinds = [float((step.hop_s > 0.0).any()), float((step.hop_s == 0.0).any())]
-        rows.append([*busiest(step.loads), step.flow_s, *kinds, step.added])
-        times.append(step.times)
-    unique, index = np.unique(rows, axis=0, return_inverse=True)
-    count = np.bincount(index.ravel(), times).astype(np.float64)
-    columns: list[Floats] = [count, *unique.T, np.array(busiest(total))]
-    return Rounds(*columns)
+    for times, of_round in zip(schedule.repeat.tolist(), loads, strict=True):
+        total += times * of_round
+    unique, index = np.unique(np.stack(columns, axis=-1), axis=0, return_inverse=True)
+    count = np.bincount(index.ravel(), schedule.repeat).astype(np.float64)
+    grouped: list[Floats] = [count, *unique.T, np.array(busiest(total))]
+    return Rounds(*grouped)

@@ -60,6 +60,16 @@ class Members(msgspec.Struct, frozen=True, eq=False):
         size = len(self.fabric.capacity)
         return np.bincount(path[used], weight[used], minlength=size).astype(np.float64)
 
+    def loads_by_round(self, path: Ids, schedule: SendSchedule) -> Floats:
+        """Return the bytes over each link in each round of a schedule, (rounds, links), of which
+        sends take the ``path`` (sends, most links of a path)."""
+        shape = len(schedule.repeat), len(self.fabric.capacity)
+        used = path != NONE
+        place = (path + shape[1] * schedule.round[:, None])[used]
+        weight = np.broadcast_to(schedule.part[:, None], path.shape)
+        loads = np.bincount(place, weight[used], minlength=shape[0] * shape[1])
+        return loads.astype(np.float64).reshape(shape)
+
     def around(self, operation: RingOperation) -> tuple[Floats, float]:
         """Return the bytes over each link, (links,), and the least seconds of a connection, if each
         member sends one byte round the rings; in a broadcast nothing is sent to the first member.
