@@ -268,8 +268,14 @@ def finite(value: Any, infinity: Any = None) -> Any:
     if isinstance(value, float):
         return infinity if math.isinf(value) else value
     if isinstance(value, dict):
-        return {key: finite(item, infinity) for key, item in value.items()}
+        return {
+            key: item if type(item) in _NO_FLOATS else finite(item, infinity)
+            for key, item in value.items()
+        }
     return [finite(item, infinity) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+_NO_FLOATS = {str, int, bool, type(None)}
 
 
 def looks_like_path(text: str) -> bool:
@@ -355,8 +361,13 @@ def _with_units(value: object, place: str) -> object:
         return printable(value)
     if not isinstance(value, dict):
         return value
-    named = ((printable(str(key)), item) for key, item in value.items())
-    return {name: _with_units(item, f"{place}.{name}" if place else name) for name, item in named}
+    made = {}
+    for key, item in value.items():
+        name = printable(str(key))
+        if not isinstance(item, (int, float)):  # most values of a profile are numbers
+            item = _with_units(item, f"{place}.{name}" if place else name)
+        made[name] = item
+    return made
 
 
 def printable(value: Any) -> Any:
