@@ -19,7 +19,7 @@ docs:
 	@echo build/site/index.html
 
 outputs:
-	PERFMODEL_UPDATE_OUTPUTS=1 $(BIN)/pytest -m "slow or not slow" tests/project/test_docs.py tests/project/test_schemas.py tests/project/test_examples.py tests/project/test_notebooks.py
+	PERFMODEL_UPDATE_OUTPUTS=1 $(BIN)/pytest -m "slow or not slow" tests/project/test_docs.py tests/project/test_quotes.py tests/project/test_schemas.py tests/project/test_examples.py tests/project/test_notebooks.py
 
 bench:
 	$(BIN)/python -m benchmarks.startup
