@@ -81,7 +81,8 @@ class Device(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
     further names of the device. ``language_models`` are published figures from which the times of
     other language models are estimated. ``architecture``, such as *hopper*, and the number of
     ``multiprocessors`` are those of GPUs; ``operators`` is what products and attention achieve.
-    ``sustained`` is the fraction of the peak rates that a card keeps within its power limit.
+    ``sustained`` is the fraction of the peak rates that a card keeps within its power limit, or
+    reaches with its libraries, where other cards would reach all of what their figures say.
     """
 
     RANGES: ClassVar = {

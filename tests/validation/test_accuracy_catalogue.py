@@ -70,7 +70,7 @@ def cases(tmp_path: Path) -> Callable[..., list[Case]]:
         (nvidia, 0.14, 0.35, 0.85),
         # GNMT on A100 is extended from one batch size, in proportion, as compiled models behave
         (mlperf, 0.18, 0.50, 0.85),
-        (neusight, 0.18, 0.40, 0.85),
+        (neusight, 0.12, 0.28, 0.85),
         (gavel, 0.11, 0.20, 0.80),  # 12 runs: at 0.9 each, 10 or fewer are inside once in three
     ],
     ids=lambda value: getattr(value, "SOURCE", None),
