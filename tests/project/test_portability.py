@@ -183,3 +183,11 @@ def test_a_file_is_replaced_where_there_are_no_owners(
     files.write(place, b"after")
     assert place.read_bytes() == b"after"
     assert [each.name for each in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_checkout_on_windows_has_the_same_bytes() -> None:
+    text = (ROOT / ".gitattributes").read_text(encoding="utf-8")
+    assert "* text=auto eol=lf" in text.splitlines()
+    script = (ROOT / ".ci" / "run").read_bytes()
+    assert script.startswith(b"#!/usr/bin/env bash\n")
+    assert b"\r" not in script

@@ -6,6 +6,8 @@ import copy
 import functools
 import importlib
 import json
+import re
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -14,6 +16,8 @@ from click.testing import CliRunner
 import perfmodel
 from perfmodel.cli import cli
 from perfmodel.graph.op_graph import CAUSES
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 NAMES = [
     "Advice",
@@ -81,6 +85,23 @@ NAMES = [
     "sensitivity",
     "sweep",
 ]
+
+OF_MODULES = {
+    "base.units": ["parse"],
+    "calibration": ["Observation", "fit_runs", "fit_servers", "read_runs"],
+    "calibration.network": ["fit_network", "read"],
+    "calibration.placements": ["Step", "Training", "calibrate_placements"],
+    "calibration.traced": ["replay"],
+    "calibration.what_if": ["TraceChange", "TracedRanks", "what_if"],
+    "catalogue.catalogue": ["cluster", "model"],
+    "engine": ["makespan", "simulate", "timeline"],
+    "graph": ["GraphBuilder"],
+    "measuring.training.run": ["read_run"],
+    "profiler": ["Profiler", "describe", "measure_noise"],
+    "studies.formulas": ["expressions", "symbols"],
+    "validation": ["read_cases", "validate"],
+}
+"""Public names of modules, which pages for users call."""
 
 NUMBER, WHOLE, TEXT = (int, float), (int,), (str,)
 NOTHING = (type(None),)
@@ -412,6 +433,26 @@ def test_every_public_name_exists() -> None:
         assert getattr(perfmodel, name) is not None
     with pytest.raises(AttributeError, match="'perfmodel' has no attribute 'Predicton'"):
         perfmodel.Predicton  # noqa: B018
+
+
+def test_every_public_name_of_a_module_exists_and_is_listed() -> None:
+    page = (DOCS / "reference" / "python.md").read_text(encoding="utf-8")
+    for place, names in OF_MODULES.items():
+        module = importlib.import_module(f"perfmodel.{place}")
+        assert [name for name in names if not hasattr(module, name)] == []
+        assert f"| `perfmodel.{place}` | {', '.join(f'`{name}`' for name in names)} |" in page
+
+
+def test_pages_for_users_call_public_names_only() -> None:
+    known = {f"{place} {name}" for place, names in OF_MODULES.items() for name in names}
+    known |= {f"{place.rpartition('.')[0]} {place.rpartition('.')[2]}" for place in OF_MODULES}
+    found = set()
+    for path in [DOCS.parent / "README.md", *DOCS.glob("how-to/*.md"), *DOCS.glob("tutorial/*.md")]:
+        text = path.read_text(encoding="utf-8")
+        for place, names in re.findall(r"^ *from perfmodel\.([\w.]+) import (.+)$", text, re.M):
+            found |= {f"{place} {name.strip()}" for name in names.split(",")}
+    assert found - known == set()
+    assert len(found) > 5
 
 
 def test_causes_of_waiting_are_unchanged() -> None:
