@@ -11,6 +11,7 @@ from perfmodel import InputError
 from perfmodel.catalogue import catalogue
 from perfmodel.inputs.device import Device
 from perfmodel.theory.kernel_choice import DEPTHS, WAVES
+from perfmodel.theory.products import product_s
 from perfmodel.times.operator_transfer import (
     attention_rates,
     grouped_rates,
@@ -157,3 +158,19 @@ def test_what_cannot_be_known_is_named() -> None:
     bare = msgspec.structs.replace(KNOWN["h100"], operators=None)
     with pytest.raises(InputError, match="h100: no device has figures of attention"):
         attention_rates(bare, {})
+
+
+def largest_product_flop_per_s(name: str, sustained: float) -> float:
+    """Operations per second of the product that AMD measured, in 16 bits."""
+    device = msgspec.structs.replace(KNOWN[name], sustained=sustained)
+    m, n, k = 4096.0, 4864.0, 32896.0
+    seconds = product_s(m, n, k, product_rates(device, "mixed", KNOWN), 304.0)
+    return 2.0 * m * n * k / float(seconds)
+
+
+@pytest.mark.parametrize(("name", "measured"), [("mi300x", 708e12), ("mi325x", 843e12)])
+def test_the_largest_products_of_amd_take_what_it_measured(name: str, measured: float) -> None:
+    # AMD, "Measuring max-achievable FLOPs, part 2", February 2025: bfloat16
+    reached = largest_product_flop_per_s(name, KNOWN[name].sustained)
+    assert reached == pytest.approx(measured, rel=0.1)
+    assert largest_product_flop_per_s(name, 1.0) > 1.1 * measured
