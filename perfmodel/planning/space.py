@@ -288,7 +288,7 @@ def space(
         if not len(counts):
             out.append(f"{instance.label}: a node has more than {most} devices")
             continue
-        architectures = list(_architectures(axes))
+        architectures, cluster = list(_architectures(axes)), functools.cache(instance.cluster)
         for (arch, options), workload in itertools.product(architectures, workloads):
             first = (arch, options) == architectures[0]
             workers = counts if first else counts[counts > 1]
@@ -297,13 +297,13 @@ def space(
             make = functools.partial(
                 api.make_job, workload=workload, arch=arch, options=options, **common
             )
-            job = make(cluster=instance.cluster())
+            job = make(cluster=cluster())
             series = CandidateSeries(instance, price, job, arch, options)
             work.append((series, workers, axes.servers, confidence))
             for home, usd_per_h in homes:
                 if series.job.options.server_count and home.region == instance.region:
                     apart = series._replace(
-                        job=make(cluster=instance.cluster(home)),
+                        job=make(cluster=cluster(home)),
                         home=home,
                         home_usd_per_h=usd_per_h,
                     )
