@@ -126,7 +126,9 @@ def largest_load(routing: Routing) -> float:
 def _largest(routing: Routing) -> float:
     loads, below = _distribution(routing)
     # the mean is the integral of the probability to be larger
-    return float(loads[0] + np.trapezoid(1.0 - below, loads))
+    above = 1.0 - below
+    # NumPy 1 has no trapezoid
+    return float(loads[0] + (np.diff(loads) * (above[1:] + above[:-1]) / 2.0).sum())
 
 
 def quantiles_of_largest_load(routing: Routing, parts: ArrayLike) -> Floats:

@@ -191,3 +191,27 @@ def test_a_checkout_on_windows_has_the_same_bytes() -> None:
     script = (ROOT / ".ci" / "run").read_bytes()
     assert script.startswith(b"#!/usr/bin/env bash\n")
     assert b"\r" not in script
+
+
+NUMPY_2 = (
+    r"\b(?:np|numpy)\.(?:acosh?|asinh?|atan[2h]?|astype|bitwise_(?:count|invert|left_shift)|concat|"
+    r"cumulative_(?:prod|sum)|isdtype|matrix_transpose|matvec|permute_dims|pow|trapezoid|"
+    r"unique_(?:all|counts|inverse|values)|unstack|vecdot|vecmat)\b"
+)
+"""Functions that the lowest NumPy which pyproject.toml allows does not have."""
+
+
+def test_the_package_calls_nothing_that_only_numpy_2_has() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted((ROOT / "perfmodel").rglob("*.py"))
+        for name in re.findall(NUMPY_2, path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+    assert '"numpy>=1.' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("text", ["np.trapezoid(y, x)", "numpy.vecdot(a, b)", "np.pow(2, n)"])
+def test_canary_names_of_numpy_2_are_noticed(text: str) -> None:
+    assert len(re.findall(NUMPY_2, text)) == 1
+    assert re.findall(NUMPY_2, "np.power(2, n) + np.concatenate(parts)") == []

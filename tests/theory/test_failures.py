@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from scipy.integrate import trapezoid
 
 from perfmodel.base.arrays import Floats
 from perfmodel.theory.failures import best_interval_s, joint_restart_s, run_time, segment
@@ -71,8 +72,8 @@ def test_a_segment_by_hand() -> None:
     after2 = (math.exp(2 * rate * b) - 2 * rate * b * math.exp(rate * b) - 1) / rate**2 + after**2
     u = np.linspace(0.0, a, 200_001)
     density = rate * np.exp(-rate * u)
-    second = np.trapezoid((u**2 + 2 * u * after + after2) * density, u) + a**2 * math.exp(-rate * a)
-    mean = np.trapezoid((u + after) * density, u) + a * math.exp(-rate * a)
+    second = trapezoid((u**2 + 2 * u * after + after2) * density, u) + a**2 * math.exp(-rate * a)
+    mean = trapezoid((u + after) * density, u) + a * math.exp(-rate * a)
     assert segment(a, 20.0, rate).mean_s == pytest.approx(mean, rel=1e-6)
     assert segment(a, 20.0, rate).variance_s2 == pytest.approx(second - mean**2, rel=1e-5)
 
