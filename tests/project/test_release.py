@@ -287,3 +287,12 @@ def test_each_decision_states_its_status() -> None:
 )
 def test_canary_a_decision_without_a_status_is_noticed(text: str, expected: list[str]) -> None:
     assert unstated(text) == expected
+
+
+def test_the_command_that_tests_a_wheel_runs_in_every_shell() -> None:
+    command = PROJECT["tool"]["cibuildwheel"]["test-command"]
+    program, option, code = command.split(" ", 2)
+    assert (program, option) == ("python", "-c")
+    assert code[0] == code[-1] == '"'
+    assert set("'\"$`%!").isdisjoint(code[1:-1])  # means something to cmd.exe or to Bash
+    compile(code[1:-1], "wheel", "exec")
