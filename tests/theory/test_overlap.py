@@ -310,3 +310,21 @@ def test_arrays_equal_scalars(
     for k in range(5):
         alone = FUNCTIONS[name]([float(late[k]) * r for r in ready], size, float(rate[k]))
         equal(float(together[k]), float(alone), 1e-12)
+
+
+def test_layers_of_a_workload_share_what_is_not_of_the_job() -> None:
+    work = workload([1.0, 1.0], [1.0, 1.0], [2.0, 1.0])
+    one, other = Layers.of(work), Layers.of(work)
+    assert one.once("layers", lambda: 1) == other.once("layers", lambda: 2) == 1
+    assert one.once("job", lambda: 1, of_job=True) == 1
+    assert other.once("job", lambda: 2, of_job=True) == 2
+
+
+def test_layers_keep_a_bounded_number_of_values() -> None:
+    layers = Layers.of(workload([1.0], [1.0], [2.0]))
+    made: list[int] = []
+    for k in range(200):
+        layers.once(("value", k), lambda k=k: made.append(k))
+    layers.once(("value", 199), lambda: made.append(-1))
+    layers.once(("value", 0), lambda: made.append(0))
+    assert made == [*range(200), 0]
