@@ -148,6 +148,13 @@ class Totals(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         mean = float(self.histogram @ np.arange(len(self.histogram)))
         return mean / float(seen) if seen else math.nan
 
+    @property
+    def waits_by_cause(self) -> Floats:
+        """Part of the groups' time that they waited for each cause, (causes,)."""
+        waits: Floats = self.marked_waits.reshape(-1, len(CAUSES)).sum(axis=0)
+        waits /= max(float(self.marked_at.sum()), 1e-300)
+        return waits
+
 
 def measures(
     graph: OpGraph,

@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 
 def short_runs(graph: OpGraph) -> bool:
     """Return whether a few rounds from each start tell enough, because workers are many."""
-    return graph.staggered and graph.n_groups >= MANY_GROUPS
+    return graph.staggered and workers_of(graph) >= MANY_GROUPS
+
+
+def workers_of(graph: OpGraph) -> int:
+    """Return the number of workers, each of which may have a group in each part of a joined
+    graph."""
+    first = np.array([block.first for block in graph.slots])
+    parts = np.unique(np.searchsorted(first, graph.group_device, "right"))
+    return int(graph.group_count.sum()) // max(len(parts), 1)
 
 
 def progress(graph: OpGraph, world: World) -> Floats:
@@ -61,6 +69,14 @@ RESOLUTION_OF_SHORT = 0.25
 OVERLOAD, LARGEST_PART = 2.0, 0.25
 """Least load of the busiest resource, and largest part of a worker's work there that is one op, at
 which one start tells as much as several if that resource is always busy."""
+
+
+def busy(graph: OpGraph, part: Totals) -> float:
+    """Return the utilisation of the busiest resource in a part of a run."""
+    work, _ = _work_at_busiest(graph)
+    own = graph.op_group >= 0
+    of_group = np.bincount(graph.op_group[own], work[own], graph.n_groups)
+    return float(part.progress @ of_group) / max(part.time, 1e-300)
 
 
 def busy_for_sure(graph: OpGraph, done: Floats, time_s: float) -> float:

@@ -349,7 +349,7 @@ def _runs(
 
     There are as many runs as the interval needs, or fewer if they have to become longer anyway; one
     if many workers keep a resource busy all the time, so that other starts cannot be faster
-    (decision 0097).
+    (decision 0097). The first waits for queues to settle.
     """
     from perfmodel.engine.warmup import warm_up
 
@@ -359,7 +359,8 @@ def _runs(
     while len(runs) < MOST_RUNS and ci > rel_ci:
         run_seed = _seeds(seed, MOST_RUNS)[len(runs)]
         with Simulation(graph, run_seed, compiled, depth=_FEW, steady=True) as run:
-            pilot = warm_up(run, rel_ci, runs[0][1].spans if runs else 0, None)
+            least = runs[0][1].spans if runs else 0
+            pilot = warm_up(run, rel_ci, least, None, settle=not runs)
             begin = pilot.begin
             if rounds > 0:  # with little jitter, the order of workers changes slowly
                 run.advance(max(run.rounds, begin.rounds + rounds // LATER))

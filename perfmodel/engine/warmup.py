@@ -6,13 +6,16 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import msgspec
+import numpy as np
 
 from perfmodel.engine.leads import possible_loss, settled_after, ties_of
 from perfmodel.engine.measures import Totals
-from perfmodel.engine.progress import saturated, short_runs
+from perfmodel.engine.progress import busy, saturated, short_runs, workers_of
 from perfmodel.engine.run import Clock, Simulation
 from perfmodel.engine.state import forget_gap
 from perfmodel.engine.steady import warmup_rounds, warmups
+from perfmodel.engine.world import column
+from perfmodel.graph.op_graph import OpGraph
 
 MOST_TRANSIENT_ROUNDS = 16384
 """Maximum rounds of a pilot while tied workers still drift apart."""
@@ -38,6 +41,9 @@ SHORT_PILOT, SHORT_PART = 4, 4
 """Initial spans of a short pilot, and which part of it is kept: the last quarter, two spans at
 least."""
 
+FEWEST_ITERATIONS = 512
+"""Fewest iterations of all workers together in a short pilot."""
+
 EVIDENT = 3
 """Spans after which the throughput of workers that keep a resource busy all the time is known, and
 their staleness too: in the second, it is still 3 to 13 % too high (decision 0086)."""
@@ -46,15 +52,26 @@ TOLERATED_DRIFT = 0.5
 """Tolerated drift of the rate in a short pilot, as a fraction of ``rel_ci``; the interval covers
 it."""
 
+SETTLING_OPS, WORTHWHILE = 3_000_000, 16
+"""Most operations that a short pilot simulates until queues have settled, and spans for which they
+must suffice."""
+
+FULL = 0.9
+"""Utilisation above which a resource has a queue that takes long to settle."""
+
+STALENESS_DRIFT, WAITS_DRIFT = 0.02, 0.02
+"""Drift of staleness, as a fraction of it, and of the part of the time that is waited for a cause,
+that count as settled."""
+
 Progress = Callable[[int, int], None]
 
 
 class Pilot(msgspec.Struct, frozen=True):
     """The first part of a simulation: how much of it to drop, and what it tells about the rest.
 
-    ``begin``: totals after the warm-up. ``clocks``: the clock at each span since. ``spans``: total
-    number of spans. ``transient_rounds``: rounds until tied workers had drifted as far apart as
-    they do in the long run. ``loss``: fraction of the rate that may be lost once they have drifted
+    ``begin``: totals after the warm-up. ``clocks``: the clock at each span since. ``spans``: number
+    of spans that told the rate. ``transient_rounds``: rounds until tied workers had drifted as far
+    apart as in the long run. ``loss``: fraction of the rate that may be lost once they have drifted
     that far; 0 if they already have. ``drift``: of a short pilot, how much higher the rate of the
     second half of what was not dropped is than that of all of it, relative to it.
     """
@@ -67,8 +84,16 @@ class Pilot(msgspec.Struct, frozen=True):
     drift: float = 0.0
 
 
-def warm_up(run: Simulation, rel_ci: float, least_spans: int, progress: Progress | None) -> Pilot:
-    """Run until the warm-up can be identified.
+def warm_up(
+    run: Simulation,
+    rel_ci: float,
+    least_spans: int,
+    progress: Progress | None,
+    *,
+    settle: bool = True,
+) -> Pilot:
+    """Run until the warm-up can be identified. Without ``settle``, many workers run until their
+    rate is known, but not yet what they wait for.
 
     Candidates are powers of two up to two thirds of the pilot (steady.warmup_rounds). The pilot
     continues while tied workers still drift apart and the possible rate loss from this
@@ -76,7 +101,7 @@ def warm_up(run: Simulation, rel_ci: float, least_spans: int, progress: Progress
     not waited for.
     """
     if short_runs(run.graph):
-        return _short(run, rel_ci, least_spans, progress)
+        return _short(run, rel_ci, least_spans, progress, settle=settle)
     least = 1 << (-(-LEAST_WARMUP // run.span) - 1).bit_length()
     spans = max(FEWEST_PILOT_SPANS, -(-PILOT_ROUNDS // run.span), 3 * least, least_spans)
     most = max(MOST_PILOT_ROUNDS // run.span, 2 * spans)
@@ -116,17 +141,29 @@ def warm_up(run: Simulation, rel_ci: float, least_spans: int, progress: Progress
     return Pilot(marks[dropped], clocks[dropped:], spans, reached * run.span, loss)
 
 
-def _short(run: Simulation, rel_ci: float, least_spans: int, progress: Progress | None) -> Pilot:
+def _short(
+    run: Simulation,
+    rel_ci: float,
+    least_spans: int,
+    progress: Progress | None,
+    *,
+    settle: bool,
+) -> Pilot:
     """Run until the rate has settled, with many workers: it drifts less than a part of ``rel_ci``
     within the last spans, which are kept, and no more than a part may be lost once tied workers
     have drifted apart. With many workers the growth of their lead shows within a few spans.
 
-    If workers are not tied and keep a resource busy for sure, the answer is known once it has been
-    busy for the last of EVIDENT spans, in which each worker has ended an iteration."""
+    With ``settle`` also until staleness and the causes of waits have settled, as long as this takes
+    few operations: queues at full servers take tens of rounds to reach where they stay.
+
+    Otherwise, if workers are not tied and keep a resource busy for sure, the answer is known once
+    it has been busy for the last of EVIDENT spans, in which each worker has ended an iteration."""
     ties = ties_of(run.graph)
     leads = [0.0]
     most = max(MOST_PILOT_ROUNDS // run.span, least_spans)
-    spans = max(SHORT_PILOT + 2 * ties.any, least_spans)
+    known = 0
+    few = FEWEST_ITERATIONS // max(workers_of(run.graph), 1)
+    spans = max(SHORT_PILOT + 2 * ties.any, few, least_spans)
     marks = [run.totals()]
     clocks = [_clock(run, marks[-1])]
     while True:
@@ -139,7 +176,8 @@ def _short(run: Simulation, rel_ci: float, least_spans: int, progress: Progress 
             forget_gap(run.world)
             if progress is not None:
                 progress(done, spans)
-            if done == max(EVIDENT, least_spans) and not ties.any:
+            early = done == max(EVIDENT, least_spans) and not ties.any
+            if early and not (settle and _affordable(run)):
                 last = marks[-1] - marks[-2]
                 if saturated(run.graph, last, rel_ci) and last.iterations.all():
                     return Pilot(marks[-2], clocks[-2:], done, 0.0, 0.0)
@@ -150,9 +188,36 @@ def _short(run: Simulation, rel_ci: float, least_spans: int, progress: Progress 
         reached = settled_after(leads)
         loss = possible_loss(leads, ties.longest) / run.span if reached > begin else 0.0
         settled = abs(drift) <= TOLERATED_DRIFT * rel_ci and loss <= TOLERATED_LOSS * rel_ci
+        known = known or spans * settled
+        if settle and settled and spans < _affordable(run):
+            settled = _queues_settled(run.graph, marks[begin:])
         if settled or spans >= most:
-            return Pilot(marks[begin], clocks[begin:], spans, reached * run.span, loss, drift)
+            known = known or spans
+            return Pilot(marks[begin], clocks[begin:], known, reached * run.span, loss, drift)
         spans += max(spans // 2 // SHORT_PART, 1)
+
+
+def _affordable(run: Simulation) -> int:
+    """Return the spans that take SETTLING_OPS operations as fast as groups have been so far; 0 if
+    they are fewer than WORTHWHILE."""
+    mean = float(column(run.world, "groups", "iterations").mean())
+    iterations = run.span * max(mean / max(run.rounds, 1), 1.0)
+    spans = int(SETTLING_OPS / (run.graph.n_ops * iterations))
+    return spans if spans >= WORTHWHILE else 0
+
+
+def _queues_settled(graph: OpGraph, marks: list[Totals]) -> bool:
+    """Return whether staleness and the causes of waits are the same in both halves of a part of a
+    run, of which these are the totals after each span; or whether no resource has a long queue."""
+    if busy(graph, marks[-1] - marks[0]) < FULL:
+        return True
+    middle = marks[len(marks) // 2]
+    halves = [middle - marks[0], marks[-1] - middle]
+    early, late = (half.staleness for half in halves)
+    if abs(late - early) > STALENESS_DRIFT * max(late, 1.0):
+        return False
+    waits = [half.waits_by_cause for half in halves]
+    return bool(np.abs(waits[1] - waits[0]).max(initial=0.0) <= WAITS_DRIFT)
 
 
 def _clock(run: Simulation, sums: Totals) -> Clock:

@@ -38,7 +38,7 @@ MOST_PRIORITY, MOST_HELD, MOST_UNITS = 32767, 127, 2**31 - 1
 """Largest priority, number of slots held by an op, and units of a slot that the engine can
 store."""
 
-MANY_GROUPS = 128
+MANY_GROUPS = 32
 """Groups with staggered starts from which a simulation starts as its steady state goes on, and ends
 after a few rounds: a round has as many iterations as there are groups."""
 

@@ -250,7 +250,9 @@ def test_one_start_halves_the_rounds_of_workers_with_a_bound(
 def test_a_server_that_is_always_busy_is_known_after_three_rounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every other of 200 workers updates once in between, after the first two rounds."""
+    """Every other of 200 workers updates once in between, after the first two rounds; queues are
+    not waited for if that takes many operations."""
+    monkeypatch.setattr(warmup, "SETTLING_OPS", 0)
     found, rounds = counted(of_small_updates(), monkeypatch)
     assert (rounds, found.rounds) == (warmup.EVIDENT, 1)
     mean = float(found.staleness @ np.arange(len(found.staleness))) / float(found.staleness.sum())
@@ -263,6 +265,7 @@ def test_a_server_that_is_always_busy_is_known_after_three_rounds(
 
 
 def test_canary_after_two_rounds_staleness_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmup, "SETTLING_OPS", 0)
     monkeypatch.setattr(warmup, "EVIDENT", 2)
     found = simulate(of_small_updates())
     mean = float(found.staleness @ np.arange(len(found.staleness))) / float(found.staleness.sum())
@@ -304,6 +307,19 @@ def test_few_rounds_agree_with_many(given: dict[str, Any], monkeypatch: pytest.M
     assert short.staleness is not None
     assert long.staleness is not None
     assert short.staleness.mean == pytest.approx(long.staleness.mean, rel=0.05)
+
+
+def test_workers_count_once_however_many_stages_they_have() -> None:
+    """Ten pipelines of four stages are few, forty are many."""
+    such = {"model": "llama-7b", "device": "a100-80", "arch": "asp", "pipeline": 4}
+    few, many = (
+        build_graph(make_job(**such, workers=workers, micro_batches=4, batch_size=4))
+        for workers in (10, 40)
+    )
+    assert (few.n_groups, progress.workers_of(few)) == (40, 10)
+    assert progress.workers_of(build_graph(full(20))) == 20
+    assert not progress.short_runs(few)
+    assert progress.short_runs(many)
 
 
 def test_an_interval_of_short_runs_has_a_floor() -> None:
