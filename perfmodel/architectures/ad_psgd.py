@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse
+from perfmodel.architectures.mean_field import few_peers
 from perfmodel.architectures.memory import Parts, replica_of, with_copies
 from perfmodel.base.arrays import NONE, Ids
 from perfmodel.base.quantities import Quantity, floor_half, is_symbol, maximum, where
@@ -243,6 +244,7 @@ ARCHITECTURE = Architecture(
     title="AD-PSGD (random pairs, asynchronous)",
     options=Options,
     build=build,
+    few=lambda job, count: build(few_peers(job, count)),
     memory=memory,
     assumptions=(
         "in each iteration an active worker draws a passive worker, all equally likely, sends its "

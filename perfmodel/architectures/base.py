@@ -81,6 +81,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     fold : builds the graph with one worker that represents all, for jobs whose workers are alike
         (:func:`perfmodel.training.workers.alike`); None, or returns None, if one worker
         cannot represent all.
+    few : builds the graph with so many of the workers, which represent all if many are equal and
+        asynchronous (:mod:`perfmodel.architectures.mean_field`); None if a few cannot.
     memory : memory of a worker and of the fullest server by component; by default a worker keeps a
         whole replica, and there are no servers.
     updates_on_servers : whether servers run the optimizer.
@@ -109,6 +111,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     aliases: Mapping[str, Mapping[str, object]] = msgspec.field(default_factory=dict)
     fold: Callable[[Job], OpGraph | None] | None = None
+    few: Callable[[Job, int], OpGraph] | None = None
     memory: Callable[[Job], Parts] = replica
     updates_on_servers: bool = False
     model_age: Callable[[Job], ModelAge | None] | None = None

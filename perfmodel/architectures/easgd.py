@@ -89,11 +89,14 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
         return 1 / self.period
 
 
-def build(job: Job) -> OpGraph:
-    """Build the op graph: computation, and a pull, a push and an update every ``period`` steps."""
+def build(job: Job, first: int | None = None) -> OpGraph:
+    """Build the op graph: computation, and a pull, a push and an update every ``period`` steps.
+
+    ``first`` is the number of workers that the graph has; None for all.
+    """
     b = GraphBuilder()
     home = homes_of(job, Options.of(job).servers)
-    workers = add_workers(b, job, nodes=len(node_names(job, home)))
+    workers = add_workers(b, job, first=first, nodes=len(node_names(job, home)))
     optimizer = add_optimizer(b, job, workers).last
     begin = add_begin(b, job, workers, optimizer, period=Options.of(job).period)
     _add_exchange(b, job, workers, home, begin)
@@ -109,9 +112,11 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, home: Ids, begin:
     All ops of the servers have shape (workers, servers).
     """
     period, group = Options.of(job).period, workers.index[:, None]
-    request = b.ops("request", (job.workers,), group=workers.index, cause="server", axes=AXES[:1])
-    pull, push = _transfers(b, job, home)
-    pulled = b.ops("pulled", (job.workers,), group=workers.index, axes=AXES[:1])
+    request = b.ops(
+        "request", workers.index.shape, group=workers.index, cause="server", axes=AXES[:1]
+    )
+    pull, push = _transfers(b, job, workers, home)
+    pulled = b.ops("pulled", workers.index.shape, group=workers.index, axes=AXES[:1])
     update = _updates(b, job, workers, home)
     for ops in (pull, push, update):
         b.active(ops, every=period, phase=period - 1)
@@ -133,18 +138,18 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, home: Ids, begin:
             b.probe(label, ops, ops, at_ready=True, group=group)
 
 
-def _transfers(b: GraphBuilder, job: Job, home: Ids) -> tuple[Ids, Ids]:
+def _transfers(b: GraphBuilder, job: Job, workers: Workers, home: Ids) -> tuple[Ids, Ids]:
     """Add the pull and the push between each worker and each server."""
     network = Network(b, job, home)
-    worker, server = np.arange(job.workers)[:, None], job.workers + np.arange(len(home))
+    worker, server = workers.index[:, None], job.workers + np.arange(len(home))
 
     def transfer(label: str, source: Ids, target: Ids) -> Ids:
         return b.ops(
             label,
-            (job.workers, len(home)),
+            (len(workers.index), len(home)),
             bytes=job.workload.gradient_bytes / len(home),
             **network.between(source, target),
-            group=np.arange(job.workers)[:, None],
+            group=worker,
             axes=AXES,
         )
 
@@ -156,7 +161,7 @@ def _updates(b: GraphBuilder, job: Job, workers: Workers, home: Ids) -> Ids:
     servers = len(home)
     return b.ops(
         "update",
-        (job.workers, servers),
+        (len(workers.index), servers),
         **workers.processors.work(np.full(servers, model_update_s(job) / servers), home, 1),
         slot=add_update_threads(b, job, home),
         group=workers.index[:, None],
@@ -361,6 +366,7 @@ ARCHITECTURE = Architecture(
     title="EASGD (elastic averaging with servers, asynchronous)",
     options=Options,
     build=build,
+    few=build,
     memory=memory,
     assumptions=(
         "in the last step of each period a worker pulls the centre, waits for it, and sends the "

@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from perfmodel.architectures.base import Architecture, Coarse
+from perfmodel.architectures.mean_field import few_peers
 from perfmodel.architectures.memory import Parts, replica_of, with_copies
 from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import number, whole_number
@@ -285,6 +286,7 @@ ARCHITECTURE = Architecture(
     title="GoSGD (gossip, asynchronous)",
     options=Options,
     build=build,
+    few=lambda job, count: build(few_peers(job, count)),
     memory=memory,
     assumptions=(
         "a model goes to one of the other workers, all equally likely",

@@ -69,7 +69,7 @@ ADVICE: Mapping[str, str] = {
 }
 """What to choose for names that could mean several architectures, or need options, or mean none."""
 
-SHARED = frozenset({"base", "memory", "reference", "registry"})
+SHARED = frozenset({"base", "mean_field", "memory", "reference", "registry"})
 """Modules of this folder that are not architectures."""
 
 

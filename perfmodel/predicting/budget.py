@@ -102,9 +102,17 @@ def built(
         raise _too_large(
             job, SimulationCost(float(most), STEADY_ROUNDS), max_ops, known=False
         ) from None
-    cost = cost_of(graph, job, iterations) if graph is not None else expected
-    if graph is None or cost is None or cost.ops > max_ops:
-        raise _too_large(job, cost or SimulationCost(float(most), STEADY_ROUNDS), max_ops)
+    if graph is None:
+        raise _too_large(job, expected or SimulationCost(float(most), STEADY_ROUNDS), max_ops)
+    return checked(job, graph, max_ops, iterations)
+
+
+def checked(job: Job, graph: OpGraph, max_ops: float, iterations: int | None = None) -> OpGraph:
+    """Return the graph of a job if simulating it takes at most ``max_ops`` operations; else raise
+    :class:`TooLargeError`."""
+    cost = cost_of(graph, job, iterations)
+    if cost.ops > max_ops:
+        raise _too_large(job, cost, max_ops)
     return graph
 
 

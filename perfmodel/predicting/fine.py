@@ -12,7 +12,7 @@ from perfmodel.base.arrays import Floats
 from perfmodel.engine.measures import Measures
 from perfmodel.engine.simulation import first_iterations, run_spread, simulate
 from perfmodel.engine.warmup import Progress
-from perfmodel.graph.op_graph import CAUSES, OpGraph
+from perfmodel.graph.op_graph import CAUSES, MANY_GROUPS, OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.predicting import budget
 from perfmodel.predicting.bottleneck import bottleneck
@@ -28,6 +28,8 @@ from perfmodel.training.workers import CORES, alike
 
 Devices = tuple[int, int]
 """Stages of a worker, and devices of each that are workers of their own to the architecture."""
+
+FEW = "{} workers are simulated; they represent all, which are equal"
 
 ROUNDING = 1e-9
 """Idle fractions below this count as 0."""
@@ -84,14 +86,14 @@ def predict(
     ------
     TooLargeError : the simulation takes more than ``max_ops``.
     """
-    graph = build_graph(job, fold=True, max_ops=max_ops, iterations=iterations)
     if iterations is None:
-        run = simulate(graph, seed=job.seed, rel_ci=rel_ci, progress=progress)
+        graph, run = _long_run(job, rel_ci, max_ops, progress, whole=run_iterations is not None)
         spread = run.run_spread
         if run_iterations is not None:
             settled = max(math.ceil(run.transient_rounds), run_iterations)
             spread = run_spread(graph, run_iterations, warmup=settled, seed=job.seed)
     else:
+        graph = build_graph(job, fold=True, max_ops=max_ops, iterations=iterations)
         run = first_iterations(graph, iterations, seed=job.seed, rel_ci=rel_ci, progress=progress)
         spread, run_iterations = run.run_spread, iterations
     count = graph.group_count
@@ -135,7 +137,24 @@ def predict(
         updates_per_s=run.updates_per_s,
         utilisation=_utilisation(graph, run, devices),
         bottleneck=bottleneck(graph, run),
+        notes=(FEW.format(len(count)),) if graph.staggered and count[0] > 1 else (),
     )
+
+
+def _long_run(
+    job: Job, rel_ci: float, max_ops: float, progress: Progress | None, *, whole: bool
+) -> tuple[OpGraph, Measures]:
+    """Return the graph of a job, of a few of its workers if many are equal, and its measures."""
+    if job.workers >= MANY_GROUPS and not whole:
+        from perfmodel.architectures.mean_field import mean_field_of  # needed for many workers
+        from perfmodel.engine.mean_field import simulate_mean_field
+
+        field = mean_field_of(job)
+        if field is not None:
+            graph = budget.checked(job, field.graph, max_ops)
+            return graph, simulate_mean_field(field, job.seed, rel_ci, progress)
+    graph = build_graph(job, fold=True, max_ops=max_ops)
+    return graph, simulate(graph, seed=job.seed, rel_ci=rel_ci, progress=progress)
 
 
 def _staleness(graph: OpGraph, run: Measures, devices: Devices, *, late: bool) -> Staleness | None:

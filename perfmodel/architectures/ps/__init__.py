@@ -124,6 +124,7 @@ ARCHITECTURE = Architecture(
     title="parameter server",
     options=Options,
     build=build,
+    few=build,
     memory=memory,
     updates_on_servers=True,
     assumptions=(

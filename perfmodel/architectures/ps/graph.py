@@ -37,26 +37,29 @@ class Pushers(msgspec.Struct, frozen=True, eq=False):
         return np.flatnonzero(self.worker[self.of] != np.arange(len(self.of)))
 
 
-def build(job: Job) -> OpGraph:
-    """Build the op graph: forward, backward, push, update and pull of each worker's slices."""
-    return _Builder(job).graph()
+def build(job: Job, first: int | None = None) -> OpGraph:
+    """Build the op graph: forward, backward, push, update and pull of each worker's slices.
+
+    ``first`` is the number of workers that the graph has; None for all.
+    """
+    return _Builder(job, first).graph()
 
 
 class _Builder:
     """Builds the parts of a parameter server's graph, most of shape (pushers, slices)."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, first: int | None) -> None:
         self.job, self.options = job, Options.of(job)
         b = self.b = GraphBuilder()
         self.home = homes_of(job, self.options.servers)
         names = node_names(job, self.home)
-        self.workers = add_workers(b, job, nodes=len(names))
+        self.workers = add_workers(b, job, first=first, nodes=len(names))
         colocated = job.cluster.server.placement == "colocated"
         self.on_workers_cores = colocated and self.workers.processors.shared
-        of, first = self.workers.index, self.workers.index
+        of, talking = self.workers.index, self.workers.index
         if self.options.local_aggregation:
-            of, first = ranked(self.workers.node)
-        self.pushers = Pushers(first, of)
+            of, talking = ranked(self.workers.node)
+        self.pushers = Pushers(talking, of)
         self.slices = slices_of(job.workload, self.options)
         self.sent = self.options.sent_bytes(self.slices.bytes)
         self.network = Network(b, job, self.home)
@@ -78,7 +81,7 @@ class _Builder:
         self._steps(push, arrived)
         fresh = self._replies(update, pull)
         if options.duplex:
-            b.stagger(workers.forward[:, 0], stagger_s(self.job))
+            b.stagger(workers.forward[:, 0], stagger_s(self.job)[workers.index])
         else:
             within_s = stagger_s(self.job)[self.pushers.worker]
             b.stagger(pull, np.broadcast_to(within_s[:, None], pull.shape))

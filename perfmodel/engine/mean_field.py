@@ -1,0 +1,121 @@
+"""Simulates many equal workers by a few: finds the rate at which those left out run, too."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from perfmodel.engine.measures import Measures
+from perfmodel.engine.run import Simulation
+from perfmodel.engine.simulation import simulate
+from perfmodel.engine.warmup import TOLERATED_DRIFT, Progress, warm_up
+from perfmodel.graph.mean_field import MeanField
+
+MOST_GUESSES = 8
+"""Most short runs that look for the rate of the workers that are left out."""
+
+APART = 0.01
+"""Least relative difference between two guesses that tell how one rate depends on the other."""
+
+WIDEST = 4.0
+"""Most that the interval of the workers in the graph may be wider than that of all."""
+
+
+def simulate_mean_field(
+    field: MeanField,
+    seed: int = 0,
+    rel_ci: float = 0.01,
+    progress: Progress | None = None,
+    *,
+    compiled: bool | None = None,
+) -> Measures:
+    """Run the graph of a mean field, and measure all workers once it has settled.
+
+    The workers that the graph lacks make as many iterations as those in it. Short runs find that
+    rate, a long one measures.
+
+    Raises
+    ------
+    InputError, DeadlockError : see :func:`perfmodel.engine.simulation.simulate`.
+    """
+    if not np.isfinite(field.most_per_s):
+        return simulate(field.graph, seed=seed, rel_ci=rel_ci, progress=progress, compiled=compiled)
+    rates = _Rates(field.most_per_s, float(field.graph.op_stagger_s.max()))
+    for _ in range(MOST_GUESSES):
+        graph = field.at(rates.guess)
+        with Simulation(graph, seed, compiled, steady=True) as run:
+            pilot = warm_up(run, rel_ci, 0, None, settle=False)
+            found = (run.totals() - pilot.begin).iterations_per_s(graph) / field.workers
+        if rates.closed(found, TOLERATED_DRIFT * rel_ci):
+            break
+    guess, steep = rates.guess, 1.0 - rates.slope
+    graph = field.at(guess)
+    few = simulate(
+        graph, seed=seed, rel_ci=rel_ci * min(steep, WIDEST), progress=progress, compiled=compiled
+    )
+    found = float((few.iterations_per_s * graph.group_count).sum()) / field.workers
+    right = min(guess + (found - guess) / steep, field.most_per_s)
+    few = msgspec.structs.replace(
+        few,
+        iterations_per_s=few.iterations_per_s * (right / found),
+        ci_fraction=few.ci_fraction / steep,
+    )
+    return _of_all(field, guess, few)
+
+
+class _Rates:
+    """Iterations per second of a worker: guessed for those that are left out, and found for those
+    in the graph, which are slower if the others are faster.
+
+    The first guess is the most that shared resources allow, or the rate of a worker that is alone.
+    The second is what came out. Later ones are where the line through the last two crosses equal
+    rates.
+    """
+
+    def __init__(self, most: float, alone_s: float) -> None:
+        self._most = most
+        self._seen: list[tuple[float, float]] = []
+        self.guess = min(most, 1.0 / max(alone_s, 1e-300))
+
+    def closed(self, found: float, close: float) -> bool:
+        """Take what was found; return whether it is as guessed, but for the fraction ``close``. If
+        not, guess again."""
+        self._seen.append((self.guess, found))
+        if abs(found - self.guess) <= close * self.guess:
+            return True
+        following = self.guess + (found - self.guess) / (1.0 - self.slope)
+        low = max((guess for guess, found in self._seen if found > guess), default=0.0)
+        high = min((guess for guess, found in self._seen if found < guess), default=self._most)
+        if low < high and not low < following < high:
+            following = (low + high) / 2.0
+        self.guess = min(following, self._most)
+        return False
+
+    @property
+    def slope(self) -> float:
+        """How much what is found rises with the guess: 0 or below, 0 if it is not known."""
+        last, of_last = self._seen[-1]
+        for guess, found in reversed(self._seen[:-1]):
+            if abs(guess - last) > APART * last:
+                return min((of_last - found) / (last - guess), 0.0)
+        return 0.0
+
+
+def _of_all(field: MeanField, rate_per_s: float, few: Measures) -> Measures:
+    """Return the measures of all workers from those of the few, while the others make
+    ``rate_per_s`` iterations per second.
+
+    Of the updates that workers see of each other, each of the few sees those of the other few only.
+    """
+    link, slot = field.left(rate_per_s)
+    groups, workers = field.graph.n_groups, field.workers
+    more = (workers - 1) / max(groups - 1, 1)
+    seen = np.rint(np.arange(len(few.staleness)) * more).astype(np.int64)
+    return msgspec.structs.replace(
+        few,
+        link_utilisation=1.0 - link + link * few.link_utilisation,
+        slot_utilisation=1.0 - slot + slot * few.slot_utilisation,
+        staleness=np.bincount(seen, few.staleness).astype(np.int64),
+        staleness_mean=few.staleness_mean * more,
+        updates_per_s=few.updates_per_s * workers / groups,
+    )

@@ -1,0 +1,102 @@
+"""Many equal workers as a graph of a few: each represents several, and all others are there through
+what they take of the resources that all share."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+
+from perfmodel.base.arrays import NONE, Floats, Ids
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.graph.rules import Activity
+
+LEAST_LEFT = 1e-6
+"""Smallest part of a shared resource that is left for the workers of the graph."""
+
+
+class MeanField(msgspec.Struct, frozen=True, eq=False):
+    """A job with many equal workers, of which a graph has a few.
+
+    The workers that the graph lacks take their mean part of each link and slot that workers meet
+    at. A link that they use for a part of the time is as much slower for the others, which is exact
+    on average for a resource that is shared equally, and for one that is always full (mean-field
+    limit: Benaim, Le Boudec, Performance Evaluation 65, 2008, doi 10.1016/j.peva.2008.03.005).
+
+    Attributes
+    ----------
+    graph : the graph; ``group_count`` says how many workers each group represents.
+    link_s : time of each link that an iteration of a worker takes, (links,): 0 for links that
+        workers do not meet at.
+    slot_s : the same for slots, (slots,).
+    """
+
+    graph: OpGraph
+    link_s: Floats
+    slot_s: Floats
+
+    @classmethod
+    def of(cls, graph: OpGraph, workers: int, places: Ids) -> MeanField:
+        """Return the mean field of ``workers`` workers, which meet at the links and slots of these
+        ``places``, where no worker is, and at links without a place; nowhere if there are none."""
+        groups = graph.n_groups
+        count = np.diff(np.linspace(0, workers, groups + 1).round().astype(np.int64))
+        graph = msgspec.structs.replace(graph, group_count=count)
+        link_s, slot_s = work_s(graph)
+        there = np.append(places, NONE) if len(places) else places
+        link_s[~np.isin(graph.link_place, there)] = 0.0
+        slot_s[~np.isin(graph.slot_place, places)] = 0.0
+        return cls(graph, link_s / groups, slot_s / groups)
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return int(self.graph.group_count.sum())
+
+    @property
+    def most_per_s(self) -> float:
+        """Iterations per second of each worker at which a shared resource is full; infinite without
+        any."""
+        busiest_s = self.workers * max(self.link_s.max(initial=0.0), self.slot_s.max(initial=0.0))
+        return 1.0 / busiest_s if busiest_s > 0.0 else math.inf
+
+    def left(self, rate_per_s: float) -> tuple[Floats, Floats]:
+        """Return the part of each link and slot that is left for the groups of the graph while each
+        worker makes ``rate_per_s`` iterations per second, (links,) and (slots,)."""
+        others = (self.workers - self.graph.n_groups) * rate_per_s
+        if others == 0.0 or not math.isfinite(others):
+            return np.ones(len(self.link_s)), np.ones(len(self.slot_s))
+        link, slot = (np.maximum(1.0 - others * s, LEAST_LEFT) for s in (self.link_s, self.slot_s))
+        return link, slot
+
+    def at(self, rate_per_s: float) -> OpGraph:
+        """Return the graph while each worker makes ``rate_per_s`` iterations per second."""
+        graph = self.graph
+        link, slot = self.left(rate_per_s)
+        slower = np.ones(graph.n_ops)
+        op = np.repeat(np.arange(graph.n_ops), np.diff(graph.hold_start))
+        np.maximum.at(slower, op, 1.0 / slot[graph.hold_slots])
+        return msgspec.structs.replace(
+            graph,
+            link_capacity_bytes_per_s=graph.link_capacity_bytes_per_s * link,
+            op_seconds=graph.op_seconds * slower,
+        )
+
+
+def work_s(graph: OpGraph) -> tuple[Floats, Floats]:
+    """Return the time for which a mean iteration of all groups keeps each link and each slot busy,
+    (links,) and (slots,)."""
+    often = np.ones(graph.n_ops)
+    for rule in graph.rules:
+        if isinstance(rule, Activity):
+            often[rule.ops.ravel()] *= rule.probability / rule.every / max(rule.among, 1)
+    sent = graph.op_route != NONE
+    over = (graph.op_route[sent], (often * graph.op_bytes)[sent])
+    moved = np.repeat(np.bincount(*over, len(graph.route_weight)), np.diff(graph.route_start))
+    capacity = graph.link_capacity_bytes_per_s
+    link_s = np.bincount(graph.route_links, moved * graph.route_units, len(capacity)) / capacity
+    held = np.repeat(often * graph.op_seconds, np.diff(graph.hold_start)) * graph.hold_units
+    slots = len(graph.slot_capacity)
+    slot_s = np.bincount(graph.hold_slots, held, slots) / graph.slot_capacity
+    return link_s, slot_s

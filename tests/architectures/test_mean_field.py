@@ -1,0 +1,242 @@
+"""Many equal workers simulated by a few, against simulations of all of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from perfmodel import Straggler, build_graph, make_job, predict
+from perfmodel.architectures import mean_field as few_workers
+from perfmodel.architectures.mean_field import mean_field_of
+from perfmodel.engine import mean_field as engine
+from perfmodel.engine.mean_field import simulate_mean_field
+from perfmodel.engine.measures import Measures
+from perfmodel.engine.simulation import simulate
+from perfmodel.graph.mean_field import MeanField
+from perfmodel.inputs.job import Job
+from tests.jobs import cluster, workload
+
+COMPUTE_S, UPDATE_S, SENT_BYTES, RATE_BYTES_PER_S = 3.0, 0.002, 10.0, 1000.0
+"""Of :func:`job`: computation of a step, updates of a gradient on the server, bytes pushed and
+pulled, and the rate of each link."""
+
+
+def job(workers: int = 256, update_s: float = UPDATE_S, **more: Any) -> Job:
+    """Workers that push and pull 10 bytes in two layers over links of 1000 bytes/s: a server's link
+    is full with 300 workers, its thread with 1500."""
+    half = [SENT_BYTES / 2.0] * 2
+    return make_job(
+        workload=workload([0.5, 0.5], [1.0, 1.0], half, batch_size=4),
+        cluster=cluster(RATE_BYTES_PER_S, update_per_tensor_s=update_s / 2.0),
+        workers=workers,
+        **({"arch": "asp"} | more),
+    )
+
+
+def field_of(given: Job) -> MeanField:
+    field = mean_field_of(given)
+    assert field is not None
+    return field
+
+
+def rate_of(found: Measures, field: MeanField) -> float:
+    """Iterations per second of all workers."""
+    return float((found.iterations_per_s * field.graph.group_count).sum())
+
+
+# -- the graph of a few -----------------------------------------------------------------------
+
+
+def test_what_workers_take_of_a_server_by_hand() -> None:
+    """10 bytes each way at 1000 bytes/s, and 0.002 s of updates; nothing of other links."""
+    field = field_of(job())
+    graph = field.graph
+    links = {graph.link_name(i): seconds for i, seconds in enumerate(field.link_s) if seconds > 0.0}
+    assert links == {
+        "link out of node 256 (server 0)": pytest.approx(0.01),
+        "link into node 256 (server 0)": pytest.approx(0.01),
+    }
+    slots = {graph.slot_name(i): seconds for i, seconds in enumerate(field.slot_s) if seconds > 0.0}
+    assert slots == {"update threads of server 0": pytest.approx(UPDATE_S)}
+    assert field.most_per_s == pytest.approx(1.0 / (256 * 0.01))
+
+
+def test_what_the_others_leave_by_hand() -> None:
+    """128 of 256 workers are in the graph. The other 128 at 0.25 iterations per second take 0.32 of
+    each direction, and 0.064 of the thread's time."""
+    field = field_of(job())
+    assert (field.graph.n_groups, field.workers) == (128, 256)
+    assert (field.graph.group_count == 2).all()
+    link, slot = field.left(0.25)
+    assert link.min() == pytest.approx(0.68)
+    assert slot.min() == pytest.approx(0.936)
+    graph = field.at(0.25)
+    assert graph.link_capacity_bytes_per_s.min() == pytest.approx(680.0)
+    assert graph.op_seconds[graph.op_seconds > 0.0].min() == pytest.approx(0.001 / 0.936)
+    assert (field.at(0.0).op_seconds == field.graph.op_seconds).all()
+
+
+def test_an_exchange_every_few_steps_counts_as_often_by_hand() -> None:
+    every = field_of(job(arch="easgd", options={"period": 1}))
+    fourth = field_of(job(arch="easgd", options={"period": 4}))
+    assert every.link_s.max() == pytest.approx(0.01)
+    assert fourth.link_s == pytest.approx(every.link_s / 4.0)
+
+
+def test_the_core_is_as_large_as_for_all_workers() -> None:
+    """257 nodes of 1000 bytes/s share half of that; a step crosses it in both directions."""
+    spec = msgspec.structs.replace(job().cluster, core_oversubscription=2.0)
+    field = field_of(msgspec.structs.replace(job(), cluster=spec))
+    assert field.link_s[field.graph.link_place == -1] == pytest.approx([20.0 / (257 * 500.0)])
+
+
+def test_the_graph_does_not_grow_with_the_workers() -> None:
+    sizes = {field_of(job(workers)).graph.n_ops for workers in (300, 1000, 50_000)}
+    assert len(sizes) == 1
+    few = field_of(make_job(model="resnet50", arch="asp", workers=1024, options={"servers": 8}))
+    least = field_of(make_job(model="resnet50", arch="asp", workers=1024, options={"servers": 64}))
+    assert few_workers.FEWEST <= least.graph.n_groups < few.graph.n_groups < few_workers.MOST
+    assert few.graph.n_ops <= few_workers.OPS
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"workers": 255},
+        {"stragglers": [Straggler(3, 1.5)]},
+        {"arch": "ssp", "options": {"staleness_bound": 0}, "start": "together"},
+        {"arch": "ring", "workers": 1024},
+        {"arch": "gosgd", "workers": 511},
+        {"queue_bytes": 1e4},
+        {"burst_bytes": 1e4},
+        {"placement": "colocated"},
+    ],
+)
+def test_workers_that_are_few_or_unequal_are_simulated_one_by_one(given: dict[str, Any]) -> None:
+    options, spec = dict(given), {}
+    for name in ("queue_bytes", "burst_bytes"):
+        if name in options:
+            spec[name] = options.pop(name)
+    placement = options.pop("placement", None)
+    one = job(**options)
+    changed = msgspec.structs.replace(one.cluster, **spec)
+    if placement:
+        server = msgspec.structs.replace(changed.server, placement=placement)
+        changed = msgspec.structs.replace(changed, server=server)
+    assert mean_field_of(msgspec.structs.replace(one, cluster=changed)) is None
+
+
+def test_nodes_are_filled() -> None:
+    """Of 24 devices per node, the graph has whole nodes, and servers keep their numbers."""
+    spec = msgspec.structs.replace(job().cluster, devices_per_node=24)
+    field = field_of(msgspec.structs.replace(job(480), cluster=spec))
+    assert field.graph.n_groups == 120
+    assert any("node 20 (server 0)" in field.graph.link_name(i) for i in range(len(field.link_s)))
+
+
+# -- against simulations of all ---------------------------------------------------------------
+
+LOADED = [
+    {"workers": 280},
+    {"workers": 280, "options": {"overlap": False}, "jitter": 0.05},
+    {"workers": 256, "update_s": 0.02, "jitter": 0.1},
+    {"workers": 400, "arch": "ssp", "jitter": 0.1},
+    {"workers": 290, "arch": "easgd", "options": {"period": 1}, "jitter": 0.1},
+    {"workers": 260, "options": {"duplex": True}, "jitter": 0.1},
+    {"workers": 260, "options": {"softsync": 4}, "jitter": 0.1},
+    {"workers": 512, "arch": "adpsgd", "jitter": 0.03},
+    {"workers": 512, "arch": "gosgd", "jitter": 0.03},
+]
+
+
+@pytest.mark.parametrize("given", LOADED)
+def test_a_few_workers_tell_what_all_do(given: dict[str, Any]) -> None:
+    """Servers that are idle for a part of the time, full ones, and none."""
+    all_of_them = job(**given)
+    field = field_of(all_of_them)
+    few = simulate_mean_field(field, seed=1)
+    whole = simulate(build_graph(all_of_them), seed=2)
+    workers = all_of_them.workers
+    width = few.ci_fraction + whole.ci_fraction
+    assert rate_of(few, field) == pytest.approx(float(whole.iterations_per_s.sum()), rel=width)
+    assert few.busy_fraction.mean() == pytest.approx(whole.busy_fraction.mean(), abs=0.01)
+    assert few.wait_fraction.mean(axis=0) == pytest.approx(
+        whole.wait_fraction.mean(axis=0), abs=0.03
+    )
+    assert few.updates_per_s == pytest.approx(whole.updates_per_s, rel=0.05)
+    assert few.link_utilisation.max() == pytest.approx(whole.link_utilisation.max(), abs=0.03)
+    if whole.staleness.sum():
+        assert stale(few) == pytest.approx(stale(whole), abs=0.03 * workers)
+
+
+def stale(found: Measures) -> float:
+    """Mean staleness."""
+    return float(found.staleness @ np.arange(len(found.staleness)) / found.staleness.sum())
+
+
+def test_canary_without_the_others_a_few_workers_are_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone = job(400)
+    whole = simulate(build_graph(alone), seed=2)
+    monkeypatch.setattr(MeanField, "at", lambda field, rate_per_s: field.graph)
+    field = field_of(alone)
+    few = simulate(field.graph, seed=1)
+    right = float(whole.iterations_per_s.sum())
+    assert rate_of(few, field) > 1.3 * right
+    assert few.link_utilisation.max() < 0.6 * whole.link_utilisation.max()
+
+
+@pytest.mark.parametrize("workers", [1024, 20_000])
+def test_a_full_link_is_as_fast_as_its_bytes(workers: int) -> None:
+    """100 iterations per second; every other worker updates once in between."""
+    answer = predict(job(workers, jitter=0.1))
+    assert answer.throughput_samples_per_s == pytest.approx(400.0, rel=5e-3)
+    assert answer.staleness is not None
+    assert answer.staleness.mean == pytest.approx(workers - 1, rel=0.01)
+    assert len(answer.idle_fraction.per_worker) == workers
+    assert answer.idle_fraction.mean == pytest.approx(1.0 - COMPUTE_S * 100.0 / workers, abs=0.002)
+    link = f"link into node {workers} (server 0)"
+    assert answer.utilisation.links[link] == pytest.approx(1.0, abs=0.01)
+    assert "128 workers are simulated" in answer.notes[-1]
+
+
+def test_a_server_that_nobody_waits_for_does_not_slow_workers() -> None:
+    """1000 workers at 0.33 iterations per second use 0.33 of links that are ten times as fast."""
+    fast = msgspec.structs.replace(job().cluster.nic, bandwidth_bytes_per_s=10_000.0)
+    one = job(1000, update_s=0.0)
+    answer = predict(
+        msgspec.structs.replace(one, cluster=msgspec.structs.replace(one.cluster, nic=fast))
+    )
+    assert answer.throughput_samples_per_s == pytest.approx(4000.0 / 3.0, rel=0.01)
+    assert max(answer.utilisation.links.values()) == pytest.approx(1000.0 / 3.0 / 1000.0, rel=0.02)
+
+
+# -- the rate of the others -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("base", "slope", "most"),
+    [(1.0, -0.5, 10.0), (3.0, -7.0, 0.5), (0.2, 0.0, 1.0), (9.0, 0.0, 2.0)],
+)
+def test_the_rate_that_workers_and_others_have_in_common(
+    base: float, slope: float, most: float
+) -> None:
+    """By hand: of base + slope * rate it is base / (1 - slope), but at most ``most``."""
+    rates = engine._Rates(most, 0.1)
+    for _ in range(engine.MOST_GUESSES):
+        if rates.closed(min(base + slope * rates.guess, most), 1e-6):
+            break
+    assert rates.guess == pytest.approx(min(base / (1.0 - slope), most), rel=1e-5)
+
+
+def test_a_field_without_shared_resources_needs_no_guess() -> None:
+    field = field_of(job(512, arch="gosgd"))
+    assert math.isinf(field.most_per_s)
+    assert field.at(1.0).op_seconds is not None
+    assert (field.left(5.0)[0] == 1.0).all()
+    assert field.graph.n_groups == few_workers.FEWEST_PEERS
