@@ -10,6 +10,9 @@ import msgspec
 from perfmodel.base.errors import InputError
 from perfmodel.base.files import parse_toml
 
+LEVELS = 100
+"""Levels of nesting that YAML may have; libyaml 0.2.5 has no limit, and overflows the stack."""
+
 
 def read(text: str, name: str) -> dict[str, object]:
     """Read a configuration; ``name`` is the file's.
@@ -37,6 +40,8 @@ def read(text: str, name: str) -> dict[str, object]:
 
 def _yaml(text: str, name: str) -> dict[str, object]:
     try:
+        if _deep(text):
+            raise ValueError(f"nested in more than {LEVELS} levels")
         value = msgspec.yaml.decode(text)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         problem = " ".join(str(error).split())
@@ -44,6 +49,24 @@ def _yaml(text: str, name: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise InputError(f"{name}: expected a mapping of YAML, got {type(value).__name__}")
     return value
+
+
+def _deep(text: str) -> bool:
+    """Whether YAML has more than ``LEVELS``; errors before that are left to decoding."""
+    import yaml
+
+    level = 0
+    try:
+        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            if isinstance(event, yaml.CollectionStartEvent):
+                level += 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                level -= 1
+            if level > LEVELS:
+                return True
+    except yaml.YAMLError:
+        return False
+    return False
 
 
 def at(tree: object, *path: str) -> Any:
