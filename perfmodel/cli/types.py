@@ -83,6 +83,13 @@ class Text(Named):
 class Words(Choice):
     """One of a few words; the error for another one suggests the nearest."""
 
+    def get_metavar(self, param: Parameter, ctx: Context) -> str | None:
+        """What stands for it in help; optional arguments get their brackets from click."""
+        text = super().get_metavar(param, ctx)
+        if text and isinstance(param, click.Argument) and not param.required:
+            return text.strip("[]")  # click 8.2 would put a second pair around them
+        return text
+
     def convert(self, value: object, param: Parameter | None, ctx: Context | None) -> str:
         """Refuse other words."""
         if value not in self.choices:
