@@ -228,7 +228,7 @@ def schema_of(kind: Kind, *, file: bool) -> Values:
     _, parts = msgspec.json.schema_components(
         types, ref_template="#/$defs/{name}", schema_hook=lambda of: {"title": of.__name__}
     )
-    parts = without_words(parts)
+    parts = null_last(without_words(parts))
     for name, part in parts.items() if not file else ():
         adapted(part, COMPUTED.get(name, {}), LEFT_OUT.get(name, ""), optional=("swing",))
     if kind.struct is None:
@@ -263,6 +263,18 @@ def without_words(schema: Any) -> Any:
         for key, value in schema.items()
         if key != "description" or not isinstance(value, str)
     }
+
+
+def null_last(schema: Any) -> Any:
+    """A schema whose ``anyOf`` end with null; the order means nothing, and differs with msgspec."""
+    if isinstance(schema, list):
+        return [null_last(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    ordered = {key: null_last(value) for key, value in schema.items()}
+    if isinstance(schema.get("anyOf"), list):
+        ordered["anyOf"].sort(key=lambda each: each == {"type": "null"})
+    return ordered
 
 
 def adapted(
