@@ -5,14 +5,16 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from perfmodel.engine.measures import Measures
+from perfmodel.engine.measures import Measures, measures
 from perfmodel.engine.run import Simulation
 from perfmodel.engine.simulation import simulate
 from perfmodel.engine.warmup import TOLERATED_DRIFT, Progress, warm_up
 from perfmodel.graph.mean_field import MeanField
 
-MOST_GUESSES = 8
-"""Most short runs that look for the rate of the workers that are left out."""
+MOST_GUESSES, CLOSE = 8, 2.0
+"""Most short runs that look for the rate of the workers that are left out, and how close the rate
+of those in the graph must come, as a multiple of ``rel_ci``, once it is known how one depends on
+the other."""
 
 APART = 0.01
 """Least relative difference between two guesses that tell how one rate depends on the other."""
@@ -41,12 +43,16 @@ def simulate_mean_field(
     if not np.isfinite(field.most_per_s):
         return simulate(field.graph, seed=seed, rel_ci=rel_ci, progress=progress, compiled=compiled)
     rates = _Rates(field.most_per_s, float(field.graph.op_stagger_s.max()))
+    close = TOLERATED_DRIFT * rel_ci
     for _ in range(MOST_GUESSES):
         graph = field.at(rates.guess)
         with Simulation(graph, seed, compiled, steady=True) as run:
             pilot = warm_up(run, rel_ci, 0, None, settle=False)
-            found = (run.totals() - pilot.begin).iterations_per_s(graph) / field.workers
-        if rates.closed(found, TOLERATED_DRIFT * rel_ci):
+            part = run.totals() - pilot.begin
+        if rates.guess == field.most_per_s and _idle(field, measures(graph, part)) <= close:
+            break
+        found = part.iterations_per_s(graph) / field.workers
+        if rates.closed(found, CLOSE * rel_ci if rates.slope else close):
             break
     guess, steep = rates.guess, 1.0 - rates.slope
     graph = field.at(guess)
@@ -94,11 +100,22 @@ class _Rates:
     @property
     def slope(self) -> float:
         """How much what is found rises with the guess: 0 or below, 0 if it is not known."""
+        if len(self._seen) < 2:
+            return 0.0
         last, of_last = self._seen[-1]
         for guess, found in reversed(self._seen[:-1]):
             if abs(guess - last) > APART * last:
                 return min((of_last - found) / (last - guess), 0.0)
         return 0.0
+
+
+def _idle(field: MeanField, few: Measures) -> float:
+    """Return the part of the time for which the busiest shared resource is idle."""
+    links, slots = (
+        few.link_utilisation[field.link_s > 0.0],
+        few.slot_utilisation[field.slot_s > 0.0],
+    )
+    return 1.0 - float(np.concatenate([links, slots]).max())
 
 
 def _of_all(field: MeanField, rate_per_s: float, few: Measures) -> Measures:

@@ -12,7 +12,7 @@ from perfmodel.engine import codes
 from perfmodel.engine.flows import in_flight
 from perfmodel.engine.world import World, column
 from perfmodel.graph.op_graph import MANY_GROUPS, OpGraph
-from perfmodel.graph.rules import Batch, Every, Mailbox, Quorum
+from perfmodel.graph.rules import Activity, Batch, Every, Mailbox, Quorum
 
 if TYPE_CHECKING:
     from perfmodel.engine.measures import Totals
@@ -40,13 +40,15 @@ def progress(graph: OpGraph, world: World) -> Floats:
     evenly (the utilisation law: throughput is utilisation over demand), while the queue at it still
     fills, and while workers end their iterations in bursts. If it is a link, ops count by the part
     of their bytes that has moved, since a full link moves a large tensor for each of many workers
-    at once.
+    at once. An op that is active in every k-th iteration counts k times then.
     """
     if graph not in _weights:
         _weights[graph] = _weighted(graph)
     ops, group, weight, link = _weights[graph]
+    every, late = _periods(graph)
     phase, taken = (column(world, "ops", name)[ops] for name in ("phase", "taken"))
     begun = taken - (phase == codes.QUEUED).astype(np.float64)
+    begun = (begun + late[ops]) // every[ops]
     if link:
         whole = graph.op_bytes[ops]
         begun -= (phase == codes.WORKING) & (whole > 0.0)
@@ -55,6 +57,7 @@ def progress(graph: OpGraph, world: World) -> Floats:
         counted = (ops[at] == moving) & (whole[at] > 0.0)
         at, left = at[counted], left[counted]
         begun[at] -= np.clip(left / whole[at], 0.0, 1.0)
+    begun *= every[ops]
     return np.bincount(group, begun * weight, graph.n_groups).astype(np.float64)
 
 
@@ -101,6 +104,23 @@ def saturated(graph: OpGraph, part: Totals, rel_ci: float) -> bool:
     run, but for a part of ``rel_ci``."""
     idle = abs(1.0 - busy_for_sure(graph, part.progress, part.time))
     return idle <= RESOLUTION_OF_SHORT * rel_ci
+
+
+def _periods(graph: OpGraph) -> tuple[Ids, Ids]:
+    """Return the number of iterations of which each op is active in one, (ops,), and of these the
+    number that follow it."""
+    if graph not in _period:
+        every, after = np.ones(graph.n_ops, np.int64), np.zeros(graph.n_ops, np.int64)
+        for rule in graph.rules:
+            if isinstance(rule, Activity):
+                every[rule.ops.ravel()] = rule.every
+                after[rule.ops.ravel()] = rule.every - 1 - rule.phase
+        _period[graph] = every, after
+    return _period[graph]
+
+
+_period: WeakKeyDictionary[OpGraph, tuple[Ids, Ids]] = WeakKeyDictionary()
+"""Of a graph, what :func:`_periods` returns."""
 
 
 Weights = tuple[Ids, Ids, Floats, bool]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from itertools import pairwise
 from math import inf
@@ -39,9 +40,17 @@ number after which the runs of a random job are made longer instead; maximum."""
 FEWEST_RUNS_OF_MANY = 2
 """Minimum number of runs of a job with so many workers that its pilots are short."""
 
+FEWEST_WIDE = 4
+"""Minimum number of runs if their interval is wider than requested."""
+
 RESOLUTION = 0.1
 """Lower limit of a random job's interval, as a fraction of ``rel_ci``: the run may miss rare
 patterns. That of short runs of many workers is higher."""
+
+PRECISION_OPS, USUAL_CI = 8_000_000, 0.01
+"""Operations after which no more runs of a job with many workers begin if the interval may be this
+wide, and more for narrower ones. Some jobs alternate for thousands of rounds; their interval stays
+wider than requested."""
 
 LATER = 8
 """If runs are extended to some number of rounds, one in LATER of these is added to the warm-up."""
@@ -300,9 +309,14 @@ def _from_many_starts(
 ) -> Measures:
     """Run from different starts; make runs longer if randomness within them adds to the spread."""
     longest = MOST_ROUNDS // RUNS_OF_NOISY // 2
+    affordable = inf
+    if short_runs(graph):
+        narrower = max(USUAL_CI / rel_ci, 1.0)
+        affordable = PRECISION_OPS * narrower**2 / float(graph.activity.sum())
+        longest = min(longest, math.ceil(affordable / RUNS_OF_NOISY))
     rounds = 0
     while True:
-        runs, ci = _runs(graph, seed, rel_ci, rounds, progress, compiled)
+        runs, ci = _runs(graph, seed, rel_ci, rounds, affordable, progress, compiled)
         if ci <= rel_ci or not graph.noisy or rounds == longest:
             break
         length = sum(totals.rounds for totals, _ in runs) / len(runs)
@@ -342,6 +356,7 @@ def _runs(
     seed: int,
     rel_ci: float,
     rounds: int,
+    affordable: float,
     progress: Progress | None,
     compiled: bool | None,
 ) -> tuple[list[tuple[Totals, Pilot]], float]:
@@ -354,7 +369,7 @@ def _runs(
     from perfmodel.engine.warmup import warm_up
 
     runs: list[tuple[Totals, Pilot]] = []
-    ci = inf
+    ci, spent = inf, 0
     fewest = FEWEST_RUNS_OF_MANY if short_runs(graph) else FEWEST_RUNS
     while len(runs) < MOST_RUNS and ci > rel_ci:
         run_seed = _seeds(seed, MOST_RUNS)[len(runs)]
@@ -367,6 +382,7 @@ def _runs(
                 begin = run.totals()
             run.advance(max(run.rounds, begin.rounds + rounds))
             runs.append((run.totals() - begin, pilot))
+            spent += run.rounds
         if len(runs) >= fewest:
             ci = _ci(graph, [totals for totals, _ in runs])
         elif short_runs(graph):
@@ -375,6 +391,8 @@ def _runs(
             expected = fewest if ci == inf else _expected(len(runs), ci / rel_ci, MOST_RUNS)
             progress(len(runs), max(expected, len(runs)))
         if graph.noisy and len(runs) == RUNS_OF_NOISY and ci > 2.0 * rel_ci:
+            break
+        if ci < inf and spent > affordable and len(runs) >= FEWEST_WIDE:
             break
     return runs, ci
 

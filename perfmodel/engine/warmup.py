@@ -59,6 +59,10 @@ must suffice."""
 FULL = 0.9
 """Utilisation above which a resource has a queue that takes long to settle."""
 
+MOST_PILOT_OPS = 12_000_000
+"""Operations after which a short pilot ends even if its rate drifts; the interval covers the drift.
+It has three times its initial spans at least."""
+
 STALENESS_DRIFT, WAITS_DRIFT = 0.02, 0.02
 """Drift of staleness, as a fraction of it, and of the part of the time that is waited for a cause,
 that count as settled."""
@@ -160,7 +164,8 @@ def _short(
     it has been busy for the last of EVIDENT spans, in which each worker has ended an iteration."""
     ties = ties_of(run.graph)
     leads = [0.0]
-    most = max(MOST_PILOT_ROUNDS // run.span, least_spans)
+    rounds = min(MOST_PILOT_ROUNDS, MOST_PILOT_OPS // run.graph.n_ops)
+    most = max(rounds // run.span, 3 * SHORT_PILOT, least_spans)
     known = 0
     few = FEWEST_ITERATIONS // max(workers_of(run.graph), 1)
     spans = max(SHORT_PILOT + 2 * ties.any, few, least_spans)

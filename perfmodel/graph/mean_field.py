@@ -10,7 +10,6 @@ import numpy as np
 
 from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.graph.op_graph import OpGraph
-from perfmodel.graph.rules import Activity
 
 LEAST_LEFT = 1e-6
 """Smallest part of a shared resource that is left for the workers of the graph."""
@@ -87,10 +86,7 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
 def work_s(graph: OpGraph) -> tuple[Floats, Floats]:
     """Return the time for which a mean iteration of all groups keeps each link and each slot busy,
     (links,) and (slots,)."""
-    often = np.ones(graph.n_ops)
-    for rule in graph.rules:
-        if isinstance(rule, Activity):
-            often[rule.ops.ravel()] *= rule.probability / rule.every / max(rule.among, 1)
+    often = graph.activity
     sent = graph.op_route != NONE
     over = (graph.op_route[sent], (often * graph.op_bytes)[sent])
     moved = np.repeat(np.bincount(*over, len(graph.route_weight)), np.diff(graph.route_start))

@@ -256,6 +256,15 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
         """Whether groups start at random times."""
         return bool(np.any(self.op_stagger_s > 0.0))
 
+    @property
+    def activity(self) -> Floats:
+        """Part of the iterations in which each op is active, (ops,)."""
+        often = np.ones(self.n_ops)
+        for rule in self.rules:
+            if isinstance(rule, Activity):
+                often[rule.ops.ravel()] *= rule.probability / rule.every / max(rule.among, 1)
+        return often
+
     def edges_into(self, *gates: type[Quorum | Every | Mailbox | Batch]) -> NDArray[np.bool_]:
         """Return the edges into gates of these kinds, (edges,)."""
         rules = [rule for rule in self.rules if isinstance(rule, gates)]
