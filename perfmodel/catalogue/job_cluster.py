@@ -8,11 +8,9 @@ import msgspec
 
 from perfmodel.base.errors import number, whole_number
 from perfmodel.base.provenance import Assumption
-from perfmodel.base.same import Same, kept
 from perfmodel.catalogue import catalogue
 from perfmodel.inputs import usual_losses
 from perfmodel.inputs.cluster import Cluster, Link
-from perfmodel.inputs.device import Device
 from perfmodel.inputs.workload import Workload
 
 if TYPE_CHECKING:
@@ -93,26 +91,16 @@ def cluster_of(
     InputError : a link's value is out of range.
     """
     changed, of_links = _overridden(base, links)
-    lossy, of_losses = _with_losses(
+    lossy, of_losses = usual_losses.with_losses(
         changed,
-        Same(catalogue.known_device(workload.device)),
-        usual_losses.over_sockets(base.nic),
-        processes is not None and processes.servers,
-        workload.among_several,
+        catalogue.known_device(workload.device),
+        sockets=usual_losses.over_sockets(base.nic),
+        servers=processes is not None and processes.servers,
+        among_several=workload.among_several,
     )
     shown = msgspec.structs.replace(base, intra_node=lossy.intra_node)
     of_file = [] if processes is None else _of_file(shown, links, processes)
     return lossy, [*of_file, *of_links, *of_losses]
-
-
-@kept(64)
-def _with_losses(
-    cluster: Cluster, device: Same[Device | None], sockets: bool, servers: bool, among_several: bool
-) -> tuple[Cluster, list[Assumption]]:
-    """Return :func:`perfmodel.inputs.usual_losses.with_losses`: many jobs share a cluster."""
-    return usual_losses.with_losses(
-        cluster, device.value, sockets=sockets, servers=servers, among_several=among_several
-    )
 
 
 def _overridden(base: Cluster, links: LinkChange) -> tuple[Cluster, list[Assumption]]:

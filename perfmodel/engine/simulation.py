@@ -309,8 +309,8 @@ def _from_many_starts(
 ) -> Measures:
     """Run from different starts; make runs longer if randomness within them adds to the spread."""
     longest = MOST_ROUNDS // RUNS_OF_NOISY // 2
-    affordable = inf
-    if short_runs(graph):
+    affordable, short = inf, short_runs(graph)
+    if short:
         narrower = max(USUAL_CI / rel_ci, 1.0)
         affordable = PRECISION_OPS * narrower**2 / float(graph.activity.sum())
         longest = min(longest, math.ceil(affordable / RUNS_OF_NOISY))
@@ -325,7 +325,7 @@ def _from_many_starts(
     return measures(
         graph,
         functools.reduce(operator.add, [totals for totals, _ in runs]),
-        ci_fraction=max(ci, (RESOLUTION_OF_SHORT if short_runs(graph) else RESOLUTION) * rel_ci)
+        ci_fraction=max(ci, (RESOLUTION_OF_SHORT if short else RESOLUTION) * rel_ci)
         + float(np.mean([pilot.loss for _, pilot in runs]))
         + abs(float(np.mean([pilot.drift for _, pilot in runs]))),
         runs=len(runs),

@@ -190,7 +190,9 @@ def test_canary_workers_that_start_together_take_turns(
 @pytest.mark.slow
 def test_with_unequal_shares_the_start_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     """AlexNet on a server at 1 Gbps: shares as TCP makes them dissolve bursts, equal ones do not
-    (decision 0092). A full link moves its capacity over the model's bytes, in each direction."""
+    (decision 0092), in hundreds of rounds. A full link moves its capacity over the model's
+    bytes, in each direction."""
+    monkeypatch.setattr(progress, "MANY_GROUPS", 1000)
     equal = make_job(model="alexnet", arch="asp", workers=64, bandwidth="1Gbps", jitter=0.1)
     queue = msgspec.structs.replace(equal.cluster, queue_bytes=512 * 1024.0)
     unequal = msgspec.structs.replace(equal, cluster=queue)
