@@ -13,6 +13,7 @@ from perfmodel.engine.flows import in_flight
 from perfmodel.engine.world import World, column
 from perfmodel.graph.op_graph import MANY_GROUPS, OpGraph
 from perfmodel.graph.rules import Activity, Batch, Every, Mailbox, Quorum
+from perfmodel.graph.work import work_of
 
 if TYPE_CHECKING:
     from perfmodel.engine.measures import Totals
@@ -158,19 +159,7 @@ def _work_at_busiest(graph: OpGraph) -> tuple[Floats, bool]:
 def _found_at_busiest(graph: OpGraph) -> tuple[Floats, bool]:
     """Return the seconds for which each op keeps the resource busy that is busiest in a round, and
     whether this is a link."""
-    holding = np.repeat(np.arange(graph.n_ops), np.diff(graph.hold_start))
-    held_s = graph.op_seconds[holding] * graph.hold_units / graph.slot_capacity[graph.hold_slots]
-    crossed = np.diff(graph.route_start)[graph.op_route]
-    crossed = np.where(graph.op_route >= 0, crossed, 0)
-    moving = np.repeat(np.arange(graph.n_ops), crossed)
-    first = graph.route_start[graph.op_route]
-    at = np.repeat(first - np.cumsum(crossed) + crossed, crossed) + np.arange(len(moving))
-    link = graph.route_links[at]
-    rate = graph.link_capacity_bytes_per_s[link] / graph.route_units[at]
-    moved_s = graph.op_bytes[moving] / rate
-    ops = np.concatenate([holding, moving])
-    seconds = np.concatenate([held_s, moved_s])
-    resource = np.concatenate([graph.hold_slots, len(graph.slot_capacity) + link])
+    ops, resource, seconds = work_of(graph)
     if not len(resource):
         return np.zeros(graph.n_ops), False
     most = int(np.argmax(np.bincount(resource, seconds)))

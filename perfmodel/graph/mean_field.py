@@ -10,6 +10,7 @@ import numpy as np
 
 from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.graph.op_graph import OpGraph
+from perfmodel.graph.work import work_of
 
 LEAST_LEFT = 1e-6
 """Smallest part of a shared resource that is left for the workers of the graph."""
@@ -42,11 +43,14 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
         groups = graph.n_groups
         count = np.diff(np.linspace(0, workers, groups + 1).round().astype(np.int64))
         graph = msgspec.structs.replace(graph, group_count=count)
-        link_s, slot_s = work_s(graph)
+        op, resource, seconds = work_of(graph)
+        slots, links = len(graph.slot_capacity), len(graph.link_capacity_bytes_per_s)
+        each_s = np.bincount(resource, graph.activity[op] * seconds, slots + links) / groups
+        slot_s, link_s = each_s[:slots], each_s[slots:]
         there = np.append(places, NONE) if len(places) else places
         link_s[~np.isin(graph.link_place, there)] = 0.0
         slot_s[~np.isin(graph.slot_place, places)] = 0.0
-        return cls(graph, link_s / groups, slot_s / groups)
+        return cls(graph, link_s, slot_s)
 
     @property
     def workers(self) -> int:
@@ -81,18 +85,3 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
             link_capacity_bytes_per_s=graph.link_capacity_bytes_per_s * link,
             op_seconds=graph.op_seconds * slower,
         )
-
-
-def work_s(graph: OpGraph) -> tuple[Floats, Floats]:
-    """Return the time for which a mean iteration of all groups keeps each link and each slot busy,
-    (links,) and (slots,)."""
-    often = graph.activity
-    sent = graph.op_route != NONE
-    over = (graph.op_route[sent], (often * graph.op_bytes)[sent])
-    moved = np.repeat(np.bincount(*over, len(graph.route_weight)), np.diff(graph.route_start))
-    capacity = graph.link_capacity_bytes_per_s
-    link_s = np.bincount(graph.route_links, moved * graph.route_units, len(capacity)) / capacity
-    held = np.repeat(often * graph.op_seconds, np.diff(graph.hold_start)) * graph.hold_units
-    slots = len(graph.slot_capacity)
-    slot_s = np.bincount(graph.hold_slots, held, slots) / graph.slot_capacity
-    return link_s, slot_s
