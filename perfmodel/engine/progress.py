@@ -75,12 +75,13 @@ OVERLOAD, LARGEST_PART = 2.0, 0.25
 which one start tells as much as several if that resource is always busy."""
 
 
-def busy(graph: OpGraph, part: Totals) -> float:
-    """Return the utilisation of the busiest resource in a part of a run."""
+def busy(graph: OpGraph, done: Floats, time_s: float) -> float:
+    """Return the utilisation of the busiest resource while groups make the progress ``done``,
+    (groups,), of which ops that are active in some iterations only have their part."""
     work, _ = _work_at_busiest(graph)
-    own = graph.op_group >= 0
-    of_group = np.bincount(graph.op_group[own], work[own], graph.n_groups)
-    return float(part.progress @ of_group) / max(part.time, 1e-300)
+    ops = np.flatnonzero((work > 0.0) & (graph.op_group >= 0))
+    mean_s = (graph.activity * work)[ops]
+    return float(done @ np.bincount(graph.op_group[ops], mean_s, graph.n_groups)) / time_s
 
 
 def busy_for_sure(graph: OpGraph, done: Floats, time_s: float) -> float:
@@ -97,7 +98,7 @@ def busy_for_sure(graph: OpGraph, done: Floats, time_s: float) -> float:
     of_group = np.bincount(graph.op_group[ops], work[ops], graph.n_groups)
     if (work[ops] > LARGEST_PART * of_group[graph.op_group[ops]]).any():
         return 0.0
-    return float(done @ of_group) / time_s
+    return busy(graph, done, time_s)
 
 
 def saturated(graph: OpGraph, part: Totals, rel_ci: float) -> bool:

@@ -214,7 +214,8 @@ def _affordable(run: Simulation) -> int:
 def _queues_settled(graph: OpGraph, marks: list[Totals]) -> bool:
     """Return whether staleness and the causes of waits are the same in both halves of a part of a
     run, of which these are the totals after each span; or whether no resource has a long queue."""
-    if busy(graph, marks[-1] - marks[0]) < FULL:
+    kept = marks[-1] - marks[0]
+    if kept.time > 0.0 and busy(graph, kept.progress, kept.time) < FULL:
         return True
     middle = marks[len(marks) // 2]
     halves = [middle - marks[0], marks[-1] - middle]

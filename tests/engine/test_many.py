@@ -230,6 +230,18 @@ def test_the_utilisation_of_a_full_server_by_hand() -> None:
     assert progress.busy_for_sure(large, np.ones(200), 10.0) == 0.0  # an update is half of the work
 
 
+def test_the_utilisation_by_exchanges_every_few_steps_by_hand() -> None:
+    """Every fourth step of 200 workers takes 0.05 s of updates: a step of all 2.5 s."""
+    job = make_job(
+        workload=workload([0.5, 0.5], [1.0, 1.0], [2.0, 1.0], batch_size=4),
+        cluster=cluster(1000.0, update_per_tensor_s=FULL_S / 2.0),
+        workers=200,
+        arch="easgd",
+        options={"period": 4},
+    )
+    assert progress.busy(build_graph(job), np.ones(200), 5.0) == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize("arch", ["asp", "ssp"])
 def test_one_start_is_enough_if_a_server_is_always_busy(arch: str) -> None:
     found = simulate(of_small_updates(arch=arch))
