@@ -20,6 +20,7 @@ from perfmodel.base.files import ready
 from perfmodel.base.provenance import Assumption
 from perfmodel.base.units import is_number, parse
 from perfmodel.inputs.cluster import Cluster
+from perfmodel.inputs.job import Job
 from perfmodel.inputs.options import OptionDescription, Options, described
 
 FSDP = "choose --arch fsdp with --option stage=1, 2 or 3 (for short: zero1, zero2, zero3)"
@@ -177,6 +178,21 @@ def read_options(
             f"option {name} of {architecture.name}: expected {_expected(fields[name])}, "
             f"got {values[name]!r}{_suggested(fields[name], values[name])}"
         ) from None
+
+
+def options_for(job: Job, workers: int) -> Options:
+    """Return the options that a job has with another number of workers: defaults may depend on it;
+    options that were given stay."""
+    now, then = (job.options.defaults_on(job.cluster, count) for count in (job.workers, workers))
+    if now == then:
+        return job.options
+    left_open = {assumption.name for assumption in job.assumptions}
+    changed = {
+        option.name: then[option.name][0] if option.name in then else option.default
+        for option in described(type(job.options))
+        if option.name in left_open and option.name in {**now, **then}
+    }
+    return msgspec.structs.replace(job.options, **changed)
 
 
 def values_of(option: OptionDescription) -> tuple[str, ...] | None:

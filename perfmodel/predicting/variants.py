@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from perfmodel.architectures.registry import options_for
 from perfmodel.base.errors import InputError
 from perfmodel.base.quantities import Quantity
 from perfmodel.inputs.job import MOST_WORKERS, Job
@@ -55,7 +56,7 @@ def evaluate(
     """Evaluate the coarse model of a job for many values at once.
 
     An argument that is not given defaults to the value of ``job``. All arrays broadcast with each
-    other.
+    other. Defaults of options that depend on the number of workers follow it.
 
     Parameters
     ----------
@@ -164,42 +165,44 @@ def _applicable(job: Job, axes: Mapping[str, Axis]) -> None:
 def _by_counts(job: Job, axes: dict[str, Axis], size: int) -> list[tuple[Job, NDArray[np.int64]]]:
     """Return the job with each number of servers and workers, and the variants with these numbers.
 
-    The placement of tensors depends on the number of servers, and the workers' speed may depend on
-    the number of workers. ``servers`` is removed from ``axes``.
+    The placement of tensors depends on the number of servers; the workers' speed, and defaults of
+    options, may depend on the number of workers. ``servers`` is removed from ``axes``.
     """
     groups = [(job, np.arange(size))]
     if "servers" in axes:
         servers = axes.pop("servers")
-        options = [
-            (count, msgspec.structs.replace(job.options, servers=count))
-            for count in np.unique(servers).tolist()
-        ]
         groups = [
             (msgspec.structs.replace(job, options=some), np.flatnonzero(servers == count))
-            for count, some in options
+            for count in np.unique(servers).tolist()
+            for some in [msgspec.structs.replace(job.options, servers=count)]
         ]
-    if "workers" in axes and job.cluster.by_workers:
+    cluster = job.cluster
+    if "workers" in axes and (cluster.by_workers or cluster.copies_through_host):
         kinds = axes["workers"]
-        if not job.cluster.devices_on_nodes and job.cluster.pair_efficiency == 1.0:
-            kinds = _alike(kinds, job.cluster.devices_per_node, job.options.group_size)
-        endless = msgspec.structs.replace(job.cluster, nodes=None)
+        if not cluster.devices_on_nodes and cluster.pair_efficiency == 1.0:
+            full = cluster.devices_per_node  # a single node may have other defaults than several
+            full += options_for(job, full) != options_for(job, full + 1)
+            kinds = _alike(kinds, cluster.devices_per_node, job.options.group_size, full)
+        cluster = msgspec.structs.replace(cluster, nodes=None)
         groups = [
-            (
-                msgspec.structs.replace(some, cluster=endless, workers=count),
-                here[kinds[here] == count],
-            )
+            (msgspec.structs.replace(some, cluster=cluster, workers=count,
+                                     options=options_for(some, count)),
+             here[kinds[here] == count])
             for some, here in groups
             for count in np.unique(kinds[here]).tolist()
-        ]
+        ]  # fmt: skip
     return groups
 
 
-def _alike(workers: Axis, devices_per_node: int, group_size: int = 1) -> Axis:
-    """Return a representative for each number of workers, with the same speed per worker.
+def _alike(workers: Axis, devices_per_node: int, group_size: int = 1, full: int = 1) -> Axis:
+    """Return a representative for each number of workers, with the same speed per worker; counts
+    below ``full`` stand for themselves.
     >>> _alike(np.array([1, 2, 3, 4, 8, 12, 13]), 4).tolist()
     [1, 2, 3, 4, 4, 4, 13]
+    >>> _alike(np.array([1, 2, 3, 4, 8, 12, 13]), 4, full=5).tolist()
+    [1, 2, 3, 4, 8, 8, 13]
     """
-    full = max(devices_per_node, 2)  # a single worker sends nothing
+    full = max(devices_per_node, full, 2)  # a single worker sends nothing
     whole = math.lcm(devices_per_node, group_size)
     filled = (workers >= full) & (workers % whole == 0)
     return np.where(filled, -(-full // whole) * whole, workers)

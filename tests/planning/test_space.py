@@ -15,8 +15,9 @@ CONFIDENCE = 0.9
 
 
 def small() -> Space:
-    """Two instance types with the same device, and a third, from a part of a node to several."""
-    types = ["p3.2xlarge", "p3.8xlarge", "p4d.24xlarge"]
+    """Two instance types with the same device, a third, and one whose devices copy through the
+    host, from a part of a node to several."""
+    types = ["p3.2xlarge", "p3.8xlarge", "p4d.24xlarge", "g4dn.12xlarge"]
     rows, _ = instances.choose(instances.read_instances(), types=types)
     return spaces.space(
         [(row, row.price_usd_per_h or 0.0) for row in rows],

@@ -26,9 +26,9 @@ ONE: dict[str, Any] = {"model": "resnet50", "instance": ["p3.2xlarge"], "arch": 
 ONE |= {"workers": [16], "batch_size": [64], "objective": "cost"}
 
 
-def own_cluster() -> Cluster:
-    """Of p3.2xlarge: servers are on the nodes of workers."""
-    return next(row for row in read_instances() if row.name == "p3.2xlarge").cluster()
+def own_cluster(name: str = "p3.2xlarge") -> Cluster:
+    """Of an instance type: servers are on the nodes of workers."""
+    return next(row for row in read_instances() if row.name == name).cluster()
 
 
 def run_of(job: Any, failures: Failures) -> LongRun:
@@ -45,6 +45,17 @@ def test_speeds_are_those_of_jobs_with_fewer_workers() -> None:
         fewer = predict(JOB.with_(workers=workers), fidelity="coarse").throughput_samples_per_s
         assert relative[workers - 1] == pytest.approx(fewer / whole, rel=0.02)
     assert relative[-1] == 1.0
+
+
+def test_speed_on_one_node_has_the_defaults_of_one_node() -> None:
+    """Copies through the memory of a single node hold up the backward pass."""
+    job = make_job(model="resnet50", device="t4", cluster=own_cluster("g4dn.12xlarge"), arch="ring",
+                   workers=16, batch_size=32)  # fmt: skip
+    rates = [
+        predict(job.with_(workers=4 * nodes), fidelity="coarse").throughput_samples_per_s
+        for nodes in (1, 2, 3, 4)
+    ]
+    assert elastic.speeds(job, 1, 4).tolist() == pytest.approx([r / rates[-1] for r in rates])
 
 
 @pytest.mark.slow

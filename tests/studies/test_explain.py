@@ -11,6 +11,7 @@ import sympy
 from click.testing import CliRunner
 
 from perfmodel import Cluster, Job, evaluate, explain, formula, make_job
+from perfmodel.catalogue.instances import read_instances
 from perfmodel.cli import cli
 from perfmodel.phases.quantities import quantities_of
 from perfmodel.studies import formulas
@@ -53,6 +54,20 @@ def test_phases_change_places_at_the_reported_value(arch: str, options: dict[str
         step = 1.0 if c.variable in WHOLE else 1e-6 * c.value
         assert longest(one, c.variable, c.value - step) == c.below
         assert longest(one, c.variable, c.value + (0.0 if c.variable in WHOLE else step)) == c.above
+
+
+@pytest.mark.parametrize("workers", [1, 4, 16])
+def test_crossovers_on_one_node_have_the_defaults_of_one_node(workers: int) -> None:
+    """Copies through the memory of a single node hold up the backward pass."""
+    node = next(row for row in read_instances() if row.name == "g4dn.12xlarge")
+    one = make_job(model="alexnet", device="t4", cluster=node.cluster(), arch="ring",
+                   workers=workers, batch_size=32)  # fmt: skip
+    found = [
+        (c.value, c.below, c.above) for c in explain(one).crossovers if c.variable == "workers"
+    ]
+    assert found == [(3.0, "compute", "all-reduce")]
+    dominant = [explain(one.with_(workers=count)).rules for count in range(1, 6)]
+    assert dominant == ["compute", "compute", "all-reduce", "all-reduce", "all-reduce"]
 
 
 @pytest.mark.slow
