@@ -21,6 +21,7 @@ from perfmodel.inputs.job_arguments import in_si
 from perfmodel.inputs.job_replica import replica_of, sends_in_place, with_passes
 from perfmodel.inputs.options import Options, described
 from perfmodel.inputs.profile import Profile
+from perfmodel.inputs.replica import Replica
 from perfmodel.inputs.workload import Workload
 from perfmodel.predicting import coarse, fine, job_facts
 from perfmodel.predicting.answer import prediction_of
@@ -148,7 +149,7 @@ def _job_of(given: Mapping[str, Any]) -> Job:
     given, of_passes = with_passes(given)
     replica, of_replica = replica_of(given)
     resolved = workload_of(given)
-    placed = _placed(given, resolved)
+    placed = _placed(given, resolved, _devices(given, replica))
     spread, of_jitter = _jitter(given.get("jitter"), resolved)
     start, of_start = _start(given.get("start"), placed.options)
     return Job(
@@ -274,10 +275,18 @@ class PlacedArchitecture(msgspec.Struct, frozen=True):
     assumptions: tuple[Assumption, ...]
 
 
-def _placed(given: Mapping[str, Any], resolved: Workload) -> PlacedArchitecture:
+def _devices(given: Mapping[str, Any], replica: Replica | None) -> int:
+    """Return the number of devices of all workers."""
+    workers: int = given.get("workers", 1)
+    if given.get("island_devices") is not None:
+        return sum(read_devices(given["island_devices"], workers))
+    return workers if replica is None else workers * replica.devices
+
+
+def _placed(given: Mapping[str, Any], resolved: Workload, devices: int) -> PlacedArchitecture:
     """Return the architecture and the cluster that the arguments of :func:`make_job` name."""
     links = LinkChange(given.get("bandwidth_bytes_per_s"), given.get("latency_s"))
-    cluster, workers = given.get("cluster"), given.get("workers", 1)
+    cluster = given.get("cluster")
     base, notes = named_cluster(cluster, resolved.device, given.get("devices_per_node"))
     arch = given.get("arch", DEFAULT_ARCHITECTURE)
     architecture, settings, chosen = _architecture(arch, given.get("options") or {}, base)
@@ -286,7 +295,7 @@ def _placed(given: Mapping[str, Any], resolved: Workload) -> PlacedArchitecture:
     if sends_in_place(given) and base.handover == NO_HANDOVER:  # no copy: see the function
         where = msgspec.structs.replace(where, handover=NO_HANDOVER)
         of_cluster = [note for note in of_cluster if not note.name.startswith("handover")]
-    chosen, of_choice = _adapted(chosen, settings, where, workers, given.get("pipeline") or 1)
+    chosen, of_choice = _adapted(chosen, settings, where, devices, given.get("pipeline") or 1)
     notes += [*of_cluster, *of_choice, *registry.by_cluster(architecture, settings, base)]
     known = {*settings, *(row.name for row in of_choice)}
     notes += _defaults(architecture.name, chosen, known, resolved)
@@ -332,7 +341,7 @@ def _defaults(
 
 
 def _adapted(
-    chosen: Options, given: Mapping[str, Any], cluster: Cluster, workers: int, stages: int
+    chosen: Options, given: Mapping[str, Any], cluster: Cluster, devices: int, stages: int
 ) -> tuple[Options, list[Assumption]]:
     """Return the options with defaults that depend on the cluster, or on the number of stages of a
     worker, and assumptions about these.
@@ -347,7 +356,7 @@ def _adapted(
             raise InputError(f"option {name}={given[name]}: {why} (allowed: {value})")
     adapted = {
         name: (value, why)
-        for name, (value, why) in {**chosen.defaults_on(cluster, workers), **needed}.items()
+        for name, (value, why) in {**chosen.defaults_on(cluster, devices), **needed}.items()
         if name not in given
     }
     values = {name: value for name, (value, _) in adapted.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -180,10 +180,20 @@ def read_options(
         ) from None
 
 
-def options_for(job: Job, workers: int) -> Options:
-    """Return the options that a job has with another number of workers: defaults may depend on it;
+def with_defaults(
+    options: Options, given: Collection[str], cluster: Cluster, devices: int
+) -> Options:
+    """Return options with the defaults that they have on so many devices of a cluster, apart from
+    those of the ``given`` names."""
+    defaults = options.defaults_on(cluster, devices)
+    changed = {name: value for name, (value, _) in defaults.items() if name not in given}
+    return msgspec.structs.replace(options, **changed) if changed else options
+
+
+def options_for(job: Job, devices: int) -> Options:
+    """Return the options that a job has with another number of devices: defaults may depend on it;
     options that were given stay."""
-    now, then = (job.options.defaults_on(job.cluster, count) for count in (job.workers, workers))
+    now, then = (job.options.defaults_on(job.cluster, count) for count in (job.devices, devices))
     if now == then:
         return job.options
     left_open = {assumption.name for assumption in job.assumptions}

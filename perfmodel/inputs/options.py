@@ -172,8 +172,9 @@ class Options(Ranged, frozen=True):
         """Iterations that a worker may be ahead of the slowest (SSP); None if unbounded."""
         return None
 
-    def defaults_on(self, cluster: Cluster, workers: int) -> dict[str, tuple[Value, str]]:
-        """Return defaults that depend on the cluster: by name, the value and the reason."""
+    def defaults_on(self, cluster: Cluster, devices: int) -> dict[str, tuple[Value, str]]:
+        """Return defaults that depend on the cluster and on how many of its devices a job has: by
+        name, the value and the reason."""
         return {}
 
     @property

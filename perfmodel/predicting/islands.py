@@ -12,7 +12,7 @@ gradients; with servers this is asynchronous local SGD (Liu et al., 2024, arXiv 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 import numpy as np
@@ -64,8 +64,9 @@ def joined(
         cluster; an option does not belong to the architecture.
     """
     architecture, preset = registry.find(arch)
-    options = registry.read_options(architecture, {**preset, **given}, flat.cluster)
-    return _among(flat, devices, architecture, options, steps, island_of)
+    known = {**preset, **given}
+    options = registry.read_options(architecture, known, flat.cluster)
+    return _among(flat, devices, architecture, options, steps, island_of, known)
 
 
 def changed(job: Job, flat: Job) -> Job:
@@ -99,8 +100,10 @@ def _among(
     options: Options,
     steps: IslandSteps,
     predicted: Callable[[Job], Island],
+    given: Collection[str] | None = None,
 ) -> Job:
-    """The outer job, with islands ``predicted`` from their inner jobs."""
+    """The outer job, with islands ``predicted`` from their inner jobs; of ``options``, other names
+    than those ``given`` have the defaults of an island's devices."""
     places = places_of(flat.cluster, devices)
     made: dict[object, Island] = {}
     islands = []
@@ -108,7 +111,8 @@ def _among(
         where = inside(flat.cluster, first, many)
         alike = (count, many, where.overrides)
         if alike not in made:
-            made[alike] = predicted(_inner(flat, architecture, options, where, count, steps.most))
+            own = options if given is None else registry.with_defaults(options, given, where, count)
+            made[alike] = predicted(_inner(flat, architecture, own, where, count, steps.most))
         islands.append(made[alike])
     return _outer(flat, _with_steps(flat, tuple(islands), steps), places)
 
@@ -143,7 +147,7 @@ def _inner(
 ) -> Job:
     """Return the job inside one island; it runs the optimizer unless servers do after each step."""
     workload = flat.workload
-    if steps == 1 and _updates_on_servers(flat):
+    if steps == 1 and architecture_of(flat).updates_on_servers:
         on_device = msgspec.structs.replace(workload.storage, offload=False)
         workload = msgspec.structs.replace(workload, optimizer_s=0.0, storage=on_device)
     job = Job(
@@ -161,11 +165,6 @@ def _inner(
             "needs an architecture with a single model (allreduce, fsdp, or ps with sync=bsp)"
         )
     return job_facts.with_layers(job)
-
-
-def _updates_on_servers(job: Job) -> bool:
-    """Return whether the optimizer runs on servers."""
-    return architecture_of(job).updates_on_servers
 
 
 def island_of(job: Job) -> Island:

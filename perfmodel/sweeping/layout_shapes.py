@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.architectures.registry import options_for
 from perfmodel.base import files
 from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import InputError
@@ -262,7 +263,8 @@ def _column(choices: Sequence[int] | Sequence[str]) -> NDArray[Any]:
 
 
 def _other(job: Job, arch: str, pipelined: bool) -> Job:
-    """Return the job with another architecture, with or without a pipeline."""
+    """Return the job with another architecture, with or without a pipeline, and the options of as
+    many devices."""
     stages = 1 if job.replica is None else job.replica.pipeline
     changes: dict[str, Any] = {"arch": arch} if arch else {}
     if pipelined != (stages > 1):
@@ -271,7 +273,8 @@ def _other(job: Job, arch: str, pipelined: bool) -> Job:
         stages = 2 if pipelined else 1
         workers = max(job.devices // (size * stages), 1)
         changes |= {"pipeline": stages, "devices": None, "workers": workers}
-    return job.with_(**changes) if changes else job
+    made = job.with_(**changes) if changes else job
+    return msgspec.structs.replace(made, options=options_for(made, job.devices))
 
 
 def _divided(job: Job, tensor: int, context: int, expert: int, samples: int, recompute: str) -> Job:

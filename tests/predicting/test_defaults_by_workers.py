@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
-from perfmodel import Cluster, IntraNode, Job, Link, Server, evaluate, make_job, predict
+from perfmodel import (
+    Cluster,
+    IntraNode,
+    Job,
+    Link,
+    Server,
+    evaluate,
+    layouts,
+    make_job,
+    predict,
+)
 from perfmodel.architectures import registry
+from perfmodel.architectures.allreduce import Options
 from perfmodel.base.provenance import Source
 
 SOURCE = Source("estimated", "imagined")
@@ -28,6 +40,11 @@ def ring(losses: Literal["usual", "none"], workers: int, **options: Any) -> Job:
         model="alexnet", device="v100", cluster=nodes(HOST, losses), arch="ring", workers=workers,
         options=options,
     )  # fmt: skip
+
+
+def overlap_of(job: Job) -> bool:
+    assert isinstance(job.options, Options)
+    return job.options.overlap
 
 
 def alone(job: Job) -> list[float]:
@@ -62,3 +79,48 @@ def test_defaults_depend_on_workers_only_where_copies_cross_the_host() -> None:
             several[architecture.name, inside] = any(each != defaults[0] for each in defaults)
     assert {name for (name, inside), differ in several.items() if differ} == {"allreduce"}
     assert not any(differ for (_, inside), differ in several.items() if inside is SWITCH)
+
+
+@pytest.mark.parametrize(
+    ("devices", "shape"),
+    [
+        (4, {"tensor": 2}), (4, {"tensor": 4}), (4, {"pipeline": 2}), (4, {"context": 4}),
+        (8, {"tensor": 2}), (8, {"tensor": 4}), (8, {"pipeline": 4}), (16, {"tensor": 4}),
+    ],
+)  # fmt: skip
+def test_replicas_on_several_nodes_are_not_on_one(devices: int, shape: dict[str, int]) -> None:
+    job = make_job(model="gpt2-small", device="rtx3090", cluster=nodes(HOST, "usual"),
+                   arch="ring", devices=devices, **shape)  # fmt: skip
+    assert overlap_of(job) is (devices > 4)
+
+
+@pytest.mark.parametrize("whole", [{"tensor": 4}, {"tensor": 2}, {"pipeline": 2}])
+def test_layouts_have_the_defaults_of_their_jobs(whole: dict[str, int]) -> None:
+    for devices in (4, 8):
+        job = make_job(model="gpt2-small", device="rtx3090", cluster=nodes(HOST, "usual"),
+                       arch="ring", devices=devices, micro_batches=2, batch_size=4,
+                       **whole)  # fmt: skip
+        found = layouts(job, tensor=(1, 2, 4), pipeline=(1, 2), global_batch_size=(32,))
+        assert {found.made(k).options for k in range(len(found))} == {job.options}
+        for k in np.flatnonzero(found.pipeline == 1).tolist():
+            one = predict(found.job_of(k), fidelity="coarse")
+            assert found.step_s[k] == pytest.approx(one.iteration_s, rel=1e-9)
+
+
+def test_islands_have_the_defaults_of_their_devices() -> None:
+    """Islands of four devices fill a node, and several of them several nodes."""
+
+    def islands(count: int, workers: int, **more: Any) -> Job:
+        return make_job(model="alexnet", device="v100", cluster=nodes(HOST, "usual"), arch="ring",
+                        workers=workers, island_devices=count, **more)  # fmt: skip
+
+    def overlap(job: Job) -> tuple[bool, bool]:
+        return overlap_of(job), overlap_of(job.islands[0].job)
+
+    assert overlap(islands(4, 3)) == (True, False)
+    assert overlap(islands(2, 2)) == (False, False)
+    assert overlap(islands(8, 2)) == (True, True)
+    assert overlap(islands(2, 2, island_options={"overlap": True})) == (False, True)
+    job = islands(2, 8)
+    found = evaluate(job, workers=COUNTS[1:]).iteration_s
+    assert found.tolist() == pytest.approx(alone(job)[1:], rel=1e-9)

@@ -176,9 +176,9 @@ class Options(Compression, frozen=True, forbid_unknown_fields=True):
             "credit_bytes: already limits what is in flight, so concurrent must be 1",
         )
 
-    def defaults_on(self, cluster: Cluster, workers: int) -> dict[str, tuple[Value, str]]:
+    def defaults_on(self, cluster: Cluster, devices: int) -> dict[str, tuple[Value, str]]:
         """Copies through the memory of a single node hold up the backward pass."""
-        alone = workers > 1 and cluster.nodes_for(workers) == 1
+        alone = devices > 1 and cluster.nodes_for(devices) == 1
         if self.bucketing == "mg_wfbp" or not (alone and cluster.copies_through_host):
             return {}
         return {"overlap": (False, "copies through the host hold up the backward pass")}
