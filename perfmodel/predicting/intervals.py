@@ -153,7 +153,7 @@ def features_of(job: Job) -> dict[str, float]:
     (:data:`perfmodel.inputs.calibration.FEATURES`)."""
     features: dict[str, float] = {
         "workers": job.workers,
-        "nodes": job.cluster.nodes_for(job.workers),
+        "nodes": job.cluster.nodes_for(job.devices),
         "batch_size": job.workload.batch_size,
         "bandwidth_bytes_per_s": job.cluster.nic.bandwidth_bytes_per_s,
     }
@@ -326,7 +326,7 @@ def slow_links_s(job: Job, answer: Answer) -> float:
 def _times_slower(job: Job, *, servers: bool) -> float:
     """Return how many times slower than assumed the links that limit a job may be."""
     nic, inside = job.cluster.nic, job.cluster.intra_node
-    if job.cluster.nodes_for(job.workers) > 1 or servers:
+    if job.cluster.nodes_for(job.devices) > 1 or servers:
         if nic.ceiling_bytes_per_s != usual_losses.SOCKETS_BYTES_PER_S:
             return 1.0
         slowest = nic.ceiling_bytes_per_s * math.exp(-WIDTH * usual_losses.SOCKETS_SPREAD)

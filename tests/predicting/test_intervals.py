@@ -162,6 +162,20 @@ def test_rdma_slow_links_and_measured_links_deliver_their_bandwidth(where: Any) 
     assert upper(fast(), workers=1) < 1.1
 
 
+def test_sockets_between_replicas_that_fill_nodes_may_be_slower_than_usual() -> None:
+    """Four replicas of four devices are on four nodes, as many as sixteen replicas on sixteen."""
+    box = msgspec.structs.replace(fast(), devices_per_node=4, intra_node=IntraNode(200e9, 5e-6))
+    ratios = []
+    for replicas in (4, 16):
+        made = make_job(model="gpt2-large", device="h100", cluster=box, arch="ring", tensor=4,
+                        workers=replicas, batch_size=1)  # fmt: skip
+        answer = predict(made, fidelity="coarse")
+        assert answer.interval is not None
+        assert "links may be slower than usual" in answer.interval.text
+        ratios.append(answer.interval.iteration_s[1] / answer.iteration_s)
+    assert ratios[0] == pytest.approx(ratios[1], rel=0.01)
+
+
 def test_copies_through_the_host_may_be_slower_than_usual() -> None:
     box = msgspec.structs.replace(fast(), devices_per_node=4, intra_node=through_host())
     direct = msgspec.structs.replace(box, intra_node=IntraNode(14e9, 5e-6))
