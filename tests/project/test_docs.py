@@ -176,6 +176,7 @@ def _run(command: str, folder: Path) -> str:
             cli.main()
     out.flush()
     printed = out.buffer.getvalue().decode()
+    assert "install the same on both" not in printed, "the package changed while this ran"
     expected = 2 if printed.startswith("perfmodel: error: ") else 0
     assert end.value.code == expected, f"{command}: exit {end.value.code}\n{printed}"
     if target is None:
