@@ -256,7 +256,8 @@ def diagnose(
 
     Raises
     ------
-    InputError : the job is impossible; another run has as many workers.
+    InputError : the job is impossible; another run has as many workers; of synchronous workers, a
+        part of the step is longer than the step.
 
     >>> result = diagnose(Measured(step_s=1.87), model="resnet50", device="gtx1080ti", workers=4,
     ...                   arch="ring", batch_size=32, cluster="pcie3", bandwidth="25Gbps")
@@ -266,6 +267,8 @@ def diagnose(
     job = job_from(job, arguments)
     if any(workers == job.workers for workers, _ in measured.steps_s):
         raise InputError(f"also: {job.workers} workers are those of the job itself; give others")
+    if not job.options.asynchronous:  # else few slow devices may take longer than a mean step
+        measured.check_parts()
     expected = api.predict(job, fidelity="coarse")
     judge = _Judge(measured, job, expected)
     same = Hypothesis(1.0, 1.0, Change(AS_PREDICTED, lambda unchanged: unchanged))

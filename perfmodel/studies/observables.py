@@ -62,7 +62,7 @@ class Measured(Ranged, frozen=True, kw_only=True):
 
     Raises
     ------
-    InputError : a number is out of range, or a part of a step longer than the step.
+    InputError : a number is out of range.
     """
 
     RANGES: ClassVar[Mapping[str, Range]] = {
@@ -87,8 +87,13 @@ class Measured(Ranged, frozen=True, kw_only=True):
     sockets: bool | None = None
     steps_s: tuple[tuple[int, float], ...] = ()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_parts(self) -> None:
+        """Refuse parts of a step that are longer than the step.
+
+        Raises
+        ------
+        InputError : one is; the text says which.
+        """
         for name in ("compute_s", "exposed_s", "loading_s", "host_s"):
             part = getattr(self, name)
             if part is not None and part > LONGEST_PART * self.step_s:

@@ -291,6 +291,16 @@ def test_the_slow_worker_waits_only_for_communication(arch: str) -> None:
     assert values[0] == pytest.approx(values[1], rel=1e-3)
 
 
+def test_parts_of_steps_of_one_device_may_be_longer_than_a_mean_step() -> None:
+    """Asynchronous workers do the more steps, the faster they are: of four, one computes 3 s and
+    three 1 s, 1.5 s in the mean of the devices, and 1.2 s in the mean of their steps."""
+    run = Measured(step_s=1.25, compute_s=1.5)
+    shape = {"model": "resnet50", "device": "v100", "workers": 4, "one_device_step_s": 1.0}
+    assert diagnose(run, **shape, arch="asp").suspects[0].cause == "slow device"
+    with pytest.raises(InputError, match=r"^compute_s: must be at most the time of a step, 1.25 s"):
+        diagnose(run, **shape, arch="bsp")
+
+
 def test_a_topology_is_read() -> None:
     read = topology.parse(TOPOLOGY, "topo.txt")
     assert read.pairs == {
