@@ -49,7 +49,7 @@ def critical_cycle(graph: OpGraph, world: World, period_s: float) -> tuple[Criti
             periods = round((later - start) / period_s)
             if periods > 0 and abs(later - start - periods * period_s) <= margin * periods:
                 walk = tuple(reversed(chain[at:]))
-                return walk if _irregular(graph) & {step.op for step in walk} else _simple(walk)
+                return walk if _irregular(graph, walk) else _simple(walk)
         met.setdefault((op, phase % PHASES), []).append((start, len(chain)))
         enabler, last = int(enablers[record]), int(lasts[record])
         chain.append(CriticalOp(op, end - start, enabler != last, int(counts[record])))
@@ -57,15 +57,16 @@ def critical_cycle(graph: OpGraph, world: World, period_s: float) -> tuple[Criti
     return ()
 
 
-def _irregular(graph: OpGraph) -> set[int]:
-    """Return ops that vary between iterations; a section of a walk may not represent them."""
-    ops: set[int] = set()
-    for rule in graph.rules:
-        if isinstance(rule, Activity):
-            ops |= set(rule.ops.tolist()) if rule.every > 1 else set()
-        elif isinstance(rule, (Quorum, Every, Mailbox, Batch)):
-            ops.add(rule.op)
-    return ops
+def _irregular(graph: OpGraph, walk: tuple[CriticalOp, ...]) -> bool:
+    """Return whether iterations differ, so that a section of a walk may not represent it: if ops
+    are not always active, or the walk visits ops that do not run once in each."""
+    walked = {step.op for step in walk}
+    return any(
+        rule.every > 1
+        if isinstance(rule, Activity)
+        else isinstance(rule, Quorum | Every | Mailbox | Batch) and rule.op in walked
+        for rule in graph.rules
+    )
 
 
 def _simple(walk: tuple[CriticalOp, ...]) -> tuple[CriticalOp, ...]:

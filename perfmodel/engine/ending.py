@@ -24,7 +24,7 @@ from perfmodel.engine.codes import (
 from perfmodel.engine.queues import enqueue
 from perfmodel.engine.starting import bytes_left, hand_token, is_batch, start_op, supply
 from perfmodel.engine.timers import set_timer
-from perfmodel.engine.waits import note, open_wait, walk_critical
+from perfmodel.engine.waits import note, open_wait, record_of, walk_critical
 from perfmodel.engine.world import World
 
 
@@ -51,7 +51,7 @@ def _release(w: World, op: Id) -> None:
         q = w.slots[slot]
         q.free += units
         q.released = s.now
-        q.releaser = op * s.depth + ((o.taken - 1) & (s.depth - 1)) if s.depth > 0 else NONE
+        q.releaser = record_of(w, op) if s.depth > 0 else NONE
         q.busy += units * (s.now - o.since)
         if q.touched == 0:
             q.touched = 1
@@ -65,12 +65,13 @@ def end_op(w: World, op: Id) -> None:
     now = s.now
     latency = w.extras[o.extra].latency if o.extra >= 0 else 0.0
     iteration = o.taken - 1
-    record = op * s.depth + (iteration & (s.depth - 1)) if s.depth > 0 else NONE
+    record = record_of(w, op) if s.depth > 0 else NONE
     active: bool = o.phase != PASSING
     if active:
         _release(w, op)
     else:
         latency = 0.0
+        record = w.extras[o.extra].through
     if s.first_span <= iteration < s.end_span:
         w.span_end[(iteration - s.first_span) * s.n_ops + op] = now
     o.phase = IDLE
@@ -86,12 +87,13 @@ def tokens_arrive(w: World, op: Id, record: int, active: bool) -> None:
     """Deliver the tokens of an op's oldest instance in flight to its successors. It is ``record``,
     unless the op has an extra, which counts them.
 
-    An inactive instance raises no counter and sends nothing to a mailbox.
+    An inactive instance raises no counter and sends nothing to a mailbox. ``record`` is what it
+    waited for.
     """
     s, o = w.state[0], w.ops[op]
     if o.extra >= 0:
         x = w.extras[o.extra]
-        if s.depth > 0:
+        if s.depth > 0 and active:
             record = op * s.depth + (x.arrived & (s.depth - 1))
             x.arrived += 1
         if x.end >= 0:
@@ -214,7 +216,7 @@ def _probe(w: World, op: Id, active: bool) -> None:
 def _mark(w: World, group: int, record: int) -> None:
     """Record that a group has ended an iteration."""
     s, g = w.state[0], w.groups[group]
-    if g.iterations > 0 and s.depth > 0 and group == g.iterations % s.n_groups:
+    if g.iterations > 0 and record != NONE and group == g.iterations % s.n_groups:
         walk_critical(w, record, w.marked_at[group])
     w.marked_at[group] = s.now
     w.marked_busy[group] = w.slots[g.device].busy

@@ -35,7 +35,7 @@ class Extras:
         self._ops["extra"][having] = number[having]
         ordinary = np.zeros(1, DTYPES["extras"])
         for field in ordinary.dtype.names or ():
-            ordinary[field] = 0 if field in ("latency", "log", "arrived") else NONE
+            ordinary[field] = 0 if field in ("latency", "log", "arrived", "passed") else NONE
         extras = np.repeat(ordinary, int(having.sum()))
         for field, ops, values in self._set:
             extras[field][number[ops]] = values

@@ -27,7 +27,7 @@ from perfmodel.engine.prefetch import COMPILED, expect
 from perfmodel.engine.queues import dequeue, enqueue
 from perfmodel.engine.sharing import flow_starts
 from perfmodel.engine.timers import end_soon, set_timer
-from perfmodel.engine.waits import attribute_wait, note, open_wait
+from perfmodel.engine.waits import attribute_wait, note, open_wait, record_of
 from perfmodel.engine.world import World
 
 # -- readiness ---------------------------------------------------------------------------------
@@ -60,14 +60,13 @@ def op_ready(w: World, op: Id, source: int) -> None:
     s, o = w.state[0], w.ops[op]
     if o.taken == s.limit and not _keeps_own_count(w, op):
         return
+    o.taken += 1
     if s.depth > 0:
-        record = op * s.depth + (o.taken & (s.depth - 1))
-        h = w.history[record]
+        h = w.history[record_of(w, op)]
         h.ready = s.now
         h.last = source
         h.enabler = source
         h.count = 1
-    o.taken += 1
     o.missing = o.need
     o.since = s.now
     if o.early > 0:
@@ -83,6 +82,8 @@ def op_ready(w: World, op: Id, source: int) -> None:
             note(w, op, LOG_READY)
     if not active:
         o.phase = PASSING
+        w.extras[o.extra].passed += 1
+        w.extras[o.extra].through = source
         start_op(w, op, NONE)
     elif o.holds == 0:
         start_op(w, op, NONE)
@@ -210,17 +211,16 @@ def start_op(w: World, op: Id, releaser: int) -> None:
         w.span_ready[span] = o.since
         w.span_start[span] = s.now
     o.since = s.now
-    if s.depth > 0:
-        record = op * s.depth + (iteration & (s.depth - 1))
+    if s.depth > 0 and o.phase != PASSING:
+        record = record_of(w, op)
         if releaser != NONE or o.extra < 0 or not is_batch(w, op):
             w.history[record].start = s.now
         if releaser != NONE:
             w.history[record].enabler = releaser
-        if o.phase != PASSING:
-            for k in range(o.hold, o.hold + o.holds):
-                q = w.slots[w.holds[k].slot]
-                if q.group >= 0 and q.released < s.now:
-                    attribute_wait(w, q.group, max(q.released, 0.0), record)
+        for k in range(o.hold, o.hold + o.holds):
+            q = w.slots[w.holds[k].slot]
+            if q.group >= 0 and q.released < s.now:
+                attribute_wait(w, q.group, max(q.released, 0.0), record)
     if o.phase == PASSING:
         end_soon(w, op)
         return

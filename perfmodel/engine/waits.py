@@ -31,6 +31,19 @@ def awaiting(w: World, k: int) -> int:
     return int(x.target)
 
 
+def record_of(w: World, op: int) -> int:
+    """Return the record of the current instance of ``op``.
+
+    Inactive instances have none: what follows them waited for what they waited for. Otherwise the
+    records of an op would soon be of inactive instances only.
+    """
+    o, depth = w.ops[op], w.state[0].depth
+    instance = o.taken - 1
+    if o.extra >= 0:
+        instance -= w.extras[o.extra].passed
+    return int(op * depth + (instance & (depth - 1)))
+
+
 # -- probes ------------------------------------------------------------------------------------
 
 

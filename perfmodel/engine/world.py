@@ -34,7 +34,9 @@ OP = _record(  # 64 bytes, the size of a cache line
     i1="phase holds",
     I4="out end hold route extra",
 )
-EXTRA = _record(f8="latency", i4="stream special mark ready close rise open end log arrived")
+EXTRA = _record(
+    f8="latency", i4="stream special mark ready close rise open end log arrived passed through"
+)
 EDGE = _record(i4="target tokens")
 GATE_EDGE = _record(i4="target kind pair")
 HOLD = _record(i4="slot units")

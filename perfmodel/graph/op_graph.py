@@ -42,6 +42,11 @@ MANY_GROUPS = 32
 """Groups with staggered starts from which a simulation starts as its steady state goes on, and ends
 after a few rounds: a round has as many iterations as there are groups."""
 
+AS_BUSY = 1.1
+"""Ratio of utilisations up to which links count as about as busy."""
+
+NO_LINKS = np.zeros(0, np.int32)
+
 CAUSES = (
     *("network", "server", "straggler", "staleness_bound", "data", "cpu", "pipeline"),
     "expert_imbalance",
@@ -126,7 +131,8 @@ class OpUse(msgspec.Struct, frozen=True):
     """The resource that an op takes time on.
 
     ``operation`` is the label of the op's block, ``family`` the label of the resource's block, and
-    ``resource`` the resource's name. The latter two are "" if the op only waits for its latency.
+    ``resource`` the resource's name. The latter two are "" if the op only waits for its latency;
+    ``resource`` is "" also if the op draws one of the family for each iteration.
     ``fixed_s`` is the part of its time that does not depend on the resource. ``part`` is the part
     of a joined graph that the resource is in.
     """
@@ -304,7 +310,16 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
         return self.hold_slots[self.hold_start[op] : self.hold_start[op + 1]]
 
     def uses(self, ops: Iterable[int], link_utilisation: Floats) -> dict[int, OpUse]:
-        """Return the resource use of each op: the busiest link of its path, else its first slot."""
+        """Return the resource use of each op: the busiest link of its path, else its first slot.
+
+        Of an op that draws its path, it is the family whose links are busiest on average.
+        """
+        drawn = {
+            int(op): (rule.routes[row], float(rule.latency_s[row].mean()))
+            for rule in self.rules
+            if isinstance(rule, Choice) and rule.routes is not None
+            for row, op in enumerate(rule.ops)
+        }
         blocks = np.array([block.first for block in self.ops])
         labels = [block.label for block in self.ops]
         busiest: dict[int, int] = {}  # by route
@@ -323,6 +338,12 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
         )
         uses = {}
         for op, block, route, moves, seconds, latency_s, first, end in rows:
+            if moves and op in drawn:
+                routes, drawn_s = drawn[op]
+                met = self._busiest_block(routes, link_utilisation)
+                if met is not None:
+                    uses[op] = OpUse(labels[block], met.label, "", seconds + drawn_s, met.part)
+                    continue
             if moves and route != NONE and route not in busiest:
                 path = self.path(op)
                 busiest[route] = int(path[np.argmax(link_utilisation[path])]) if len(path) else NONE
@@ -342,6 +363,20 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
             family, name, part = named[resource]
             uses[op] = OpUse(labels[block], family, name, fixed_s, part)
         return uses
+
+    def _busiest_block(self, routes: Refs, link_utilisation: Floats) -> Block | None:
+        """Return the block of links that are busiest on average over these routes, None without
+        any; of blocks that are about as busy, one of which routes take different links, where
+        transfers of others may be."""
+        first = np.array([block.first for block in self.links])
+        ends = [self.route_start[route : route + 2] for route in routes[routes != NONE]]
+        links = np.concatenate([NO_LINKS, *(self.route_links[slice(*end)] for end in ends)])
+        if not len(links):
+            return None
+        block = np.searchsorted(first, links, "right") - 1
+        used = np.bincount(block, link_utilisation[links], len(first)) / len(routes)
+        distinct = np.bincount(block[np.unique(links, return_index=True)[1]], minlength=len(first))
+        return self.links[int(np.argmax(used * np.where(distinct > 1, AS_BUSY, 1.0)))]
 
     def bytes_by_link(self) -> Floats:
         """Return the bytes over each link in one iteration of every op, shape (links,).

@@ -59,7 +59,8 @@ def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
         fixed_s = min(total, use.fixed_s * count)
         name = _TOGETHER.get(use.operation, LATENCY)
         if total > fixed_s:
-            seconds[use.family or name][use.resource or name] += total - fixed_s
+            family = use.family or name
+            seconds[family][use.resource or f"{family}{_owners(family)}"] += total - fixed_s
             if use.part and use.family == DEVICES:
                 stages[use.part] += total - fixed_s
         if fixed_s > 0.0:

@@ -67,6 +67,31 @@ def test_waiting_for_a_tick_is_not_computation() -> None:
     assert found.bottleneck.shares["device of"] == pytest.approx(200.0 / 300.0)
 
 
+def test_waits_for_rare_exchanges_are_traced_past_the_iterations_without_one() -> None:
+    """Two workers compute for 3 s, and exchange 10 bytes with a server in every 64th iteration: on
+    its link of 0.05 bytes/s both take 800 s each way, in turns. The server's update takes no time.
+    """
+    work = workload([1.0], [2.0], [10.0])
+    found = predict(job(work, cluster(0.05), 2, "easgd", {"period": 64}))
+    assert found.iteration_s == pytest.approx(800.0 / 64)
+    assert found.idle_fraction.by_cause == pytest.approx({"network": 1.0 - 3.0 / 12.5})
+
+
+@pytest.mark.parametrize(("workers", "met"), [(2, "link out of"), (3, "link into")])
+def test_models_sent_to_random_workers_count_towards_their_links(workers: int, met: str) -> None:
+    """Sending takes nearly all of the time of an iteration, 10 bytes in every tenth, and computing
+    3 s. Of three workers, two may send to one at once; of two, only one can."""
+    work = workload([1.0], [2.0], [10.0])
+    options = {"probability": 0.1, "queue": 1}
+    found = predict(job(work, cluster(0.05), workers, "gosgd", options), fidelity="fine")
+    computing = 3.0 / found.iteration_s
+    expected = {"device of": computing, met: 1.0 - computing}
+    assert found.bottleneck.shares == pytest.approx(expected, abs=0.01)
+    assert found.bottleneck.text.startswith(
+        f"{'sending' if workers == 2 else 'receiving'} over the {met} "
+    )
+
+
 def without_communication(graph: OpGraph) -> OpGraph:
     """The graph with everything but computation in no time."""
     computing = np.array([_label(graph, op) in COMPUTING for op in range(graph.n_ops)])
