@@ -27,6 +27,9 @@ from perfmodel.engine.timers import set_timer
 from perfmodel.engine.waits import note, open_wait, record_of, walk_critical
 from perfmodel.engine.world import World
 
+MOST_TURNS = 16
+"""Largest number of turns in which the groups' critical paths are walked."""
+
 
 def piece_moved(w: World, op: Id) -> None:
     """Handle the end of the transfer of an op's bytes, or of its current piece."""
@@ -93,7 +96,7 @@ def tokens_arrive(w: World, op: Id, record: int, active: bool) -> None:
     s, o = w.state[0], w.ops[op]
     if o.extra >= 0:
         x = w.extras[o.extra]
-        if s.depth > 0 and active:
+        if s.depth > 0 and active and x.again == 0:
             record = op * s.depth + (x.arrived & (s.depth - 1))
             x.arrived += 1
         if x.end >= 0:
@@ -213,10 +216,19 @@ def _probe(w: World, op: Id, active: bool) -> None:
         note(w, op, LOG_END)
 
 
+def _walked(w: World, group: int) -> bool:
+    """Return whether the critical path of a group's current iteration is walked: in each round that
+    of a group, or of one in MOST_TURNS. A group's turn takes a span of iterations, so that walks
+    meet all that happens in some iterations only as often as it happens."""
+    s = w.state[0]
+    turns = min(s.n_groups, MOST_TURNS)
+    return bool(w.groups[group].iterations // s.span % turns == group % turns)
+
+
 def _mark(w: World, group: int, record: int) -> None:
     """Record that a group has ended an iteration."""
     s, g = w.state[0], w.groups[group]
-    if g.iterations > 0 and record != NONE and group == g.iterations % s.n_groups:
+    if g.iterations > 0 and record != NONE and s.depth > 0 and _walked(w, group):
         walk_critical(w, record, w.marked_at[group])
     w.marked_at[group] = s.now
     w.marked_busy[group] = w.slots[g.device].busy

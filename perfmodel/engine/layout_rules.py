@@ -14,6 +14,9 @@ from perfmodel.engine.world import DTYPES, Records
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.rules import Activity, Batch, Choice, Every, Mailbox, Quantum, Quorum
 
+COUNTED = ("latency", "log", "arrived", "passed", "again", "repeated")
+"""Fields of extras that are 0 unless they are set; the others are numbers of something."""
+
 
 class Extras:
     """Collects the fields that only some ops have, in a record for columns of these ops."""
@@ -35,7 +38,7 @@ class Extras:
         self._ops["extra"][having] = number[having]
         ordinary = np.zeros(1, DTYPES["extras"])
         for field in ordinary.dtype.names or ():
-            ordinary[field] = 0 if field in ("latency", "log", "arrived", "passed") else NONE
+            ordinary[field] = 0 if field in COUNTED else NONE
         extras = np.repeat(ordinary, int(having.sum()))
         for field, ops, values in self._set:
             extras[field][number[ops]] = values

@@ -100,6 +100,7 @@ class Simulation:
         world, self._kept = make_world(
             graph, seed, depth=depth, limit=limit, record=record, log=log, within_s=within_s
         )
+        assign(world, span=self.span)
         self.world = self._loop.convert(world)
         self._handle = self._loop.handle(self.world)
         if graph not in _ordered:

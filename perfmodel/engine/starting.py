@@ -27,7 +27,7 @@ from perfmodel.engine.prefetch import COMPILED, expect
 from perfmodel.engine.queues import dequeue, enqueue
 from perfmodel.engine.sharing import flow_starts
 from perfmodel.engine.timers import end_soon, set_timer
-from perfmodel.engine.waits import attribute_wait, note, open_wait, record_of
+from perfmodel.engine.waits import attribute_wait, note, open_wait, record_of, record_ready
 from perfmodel.engine.world import World
 
 # -- readiness ---------------------------------------------------------------------------------
@@ -62,11 +62,7 @@ def op_ready(w: World, op: Id, source: int) -> None:
         return
     o.taken += 1
     if s.depth > 0:
-        h = w.history[record_of(w, op)]
-        h.ready = s.now
-        h.last = source
-        h.enabler = source
-        h.count = 1
+        record_ready(w, op, source)
     o.missing = o.need
     o.since = s.now
     if o.early > 0:
@@ -82,8 +78,11 @@ def op_ready(w: World, op: Id, source: int) -> None:
             note(w, op, LOG_READY)
     if not active:
         o.phase = PASSING
-        w.extras[o.extra].passed += 1
-        w.extras[o.extra].through = source
+        x = w.extras[o.extra]
+        x.passed += 1
+        x.repeated -= x.again
+        x.again = 0
+        x.through = source
         start_op(w, op, NONE)
     elif o.holds == 0:
         start_op(w, op, NONE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perfmodel.engine.codes import (
+    BATCH,
     BOUND,
     CAUSES,
     FLOODED,
@@ -11,6 +12,7 @@ from perfmodel.engine.codes import (
     TO_BATCH,
     TO_EVERY,
     TO_MAILBOX,
+    Id,
 )
 from perfmodel.engine.world import World
 
@@ -34,14 +36,41 @@ def awaiting(w: World, k: int) -> int:
 def record_of(w: World, op: int) -> int:
     """Return the record of the current instance of ``op``.
 
-    Inactive instances have none: what follows them waited for what they waited for. Otherwise the
-    records of an op would soon be of inactive instances only.
+    Inactive instances have none: what follows them waited for what they waited for. Instances that
+    take no time and follow each other at once share one. Otherwise the records of an op would soon
+    be of such instances only, and not tell what it waited for.
     """
     o, depth = w.ops[op], w.state[0].depth
     instance = o.taken - 1
     if o.extra >= 0:
-        instance -= w.extras[o.extra].passed
+        instance -= w.extras[o.extra].passed + w.extras[o.extra].repeated
     return int(op * depth + (instance & (depth - 1)))
+
+
+def record_ready(w: World, op: Id, source: int) -> None:
+    """Record that the current instance of ``op`` is ready, with its last input from ``source``."""
+    s, o = w.state[0], w.ops[op]
+    if o.extra >= 0:
+        x = w.extras[o.extra]
+        x.again = 0
+        if o.holds == 0 and x.latency == 0.0 and source >= 0 and source // s.depth == op:
+            if w.history[source].ready == s.now and not _drawn(w, x.special):
+                x.again = 1
+                x.repeated += 1
+                return
+    h = w.history[record_of(w, op)]
+    h.ready = s.now
+    h.last = source
+    h.enabler = source
+    h.count = 1
+
+
+def _drawn(w: World, special: Id) -> bool:
+    """Return whether an op's rules draw its path, or the bytes that it moves."""
+    if special < 0:
+        return False
+    x = w.specials[special]
+    return bool(x.choice >= 0 or x.gate == BATCH)
 
 
 # -- probes ------------------------------------------------------------------------------------
@@ -74,15 +103,20 @@ def note(w: World, op: int, what: int) -> None:
 
 
 def walk_critical(w: World, record: int, until: float) -> None:
-    """Walk back to ``until`` through the ops that enabled each other; charge the time to them."""
+    """Walk back to ``until`` through the ops that enabled each other; charge the time to them.
+
+    Where the records end, the rest is charged to the last op that took time.
+    """
     s = w.state[0]
     end = s.now
+    last = record // s.depth
     s.walks += 1
     for _ in range(MOST_STEPS * s.n_ops):
         start = w.history[record].start
-        if start > end:  # overwritten by a later instance: the chain ends here
-            return
+        if start > end:  # overwritten by a later instance
+            break
         op = record // s.depth
+        last = op if end > start else last
         part = 1.0
         if start < until:
             part = (end - until) / (end - start)
@@ -92,6 +126,7 @@ def walk_critical(w: World, record: int, until: float) -> None:
         record = w.history[record].enabler
         if record == NONE or not end > until:
             return
+    w.critical[last] += end - until
 
 
 def attribute_wait(w: World, group: int, until: float, record: int) -> None:

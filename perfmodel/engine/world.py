@@ -23,9 +23,9 @@ def _record(**kinds: str) -> np.dtype[np.void]:
 STATE = _record(
     f8="now gap_seconds soon_since",
     i8="raised key at_once visits",
-    i4="n_ops n_links n_groups limit depth first_span end_span plain timer_room bins staggered "
-    "slowest fastest behind gap_max timers soon soon_first touched changed busy_pools walks fault "
-    "culprit region_links region_routes filling logged log_room log_left",
+    i4="n_ops n_links n_groups span limit depth first_span end_span plain timer_room bins "
+    "staggered slowest fastest behind gap_max timers soon soon_first touched changed busy_pools "
+    "walks fault culprit region_links region_routes filling logged log_room log_left",
 )
 OP = _record(  # 64 bytes, the size of a cache line
     f8="seconds bytes since",
@@ -35,7 +35,8 @@ OP = _record(  # 64 bytes, the size of a cache line
     I4="out end hold route extra",
 )
 EXTRA = _record(
-    f8="latency", i4="stream special mark ready close rise open end log arrived passed through"
+    f8="latency",
+    i4="stream special mark ready close rise open end log arrived passed again repeated through",
 )
 EDGE = _record(i4="target tokens")
 GATE_EDGE = _record(i4="target kind pair")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from perfmodel import build_graph, predict
+from perfmodel import Straggler, build_graph, predict
 from perfmodel.engine.simulation import simulate
 from perfmodel.graph.op_graph import OpGraph, block_of
 from perfmodel.graph.rules import Batch, Choice, Mailbox
@@ -75,6 +75,28 @@ def test_waits_for_rare_exchanges_are_traced_past_the_iterations_without_one() -
     found = predict(job(work, cluster(0.05), 2, "easgd", {"period": 64}))
     assert found.iteration_s == pytest.approx(800.0 / 64)
     assert found.idle_fraction.by_cause == pytest.approx({"network": 1.0 - 3.0 / 12.5})
+
+
+@pytest.mark.parametrize("jitter", [None, 1e-6])
+@pytest.mark.parametrize("period", [2, 16, 100])
+def test_waits_for_an_average_are_traced_past_the_steps_that_it_permits(
+    period: int, jitter: float | None
+) -> None:
+    """A worker needs 3 s for a step and the other 6 s; after each period they add up 10 bytes in
+    10 s. The faster one waits for the other first, then both for the network."""
+    work = workload([1.0], [2.0], [10.0])
+    options = {"period": period, "algorithm": "ring"}
+    late = (Straggler(1, 2.0),)
+    found = predict(
+        job(work, cluster(1.0), 2, "local_sgd", options, stragglers=late, jitter=jitter),
+        fidelity="fine",
+    )
+    whole_s = 6.0 * period + 10.0
+    assert found.iteration_s == pytest.approx(whole_s / period, rel=1e-4)
+    waits = {"straggler": 3.0 * period / 2.0 / whole_s, "network": 10.0 / whole_s}
+    assert found.idle_fraction.by_cause == pytest.approx(waits, rel=1e-4)
+    shares = {"device of": 6.0 * period / whole_s, "link out of": 10.0 / whole_s}
+    assert found.bottleneck.shares == pytest.approx(shares, rel=1e-4)
 
 
 @pytest.mark.parametrize(("workers", "met"), [(2, "link out of"), (3, "link into")])
