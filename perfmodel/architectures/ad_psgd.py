@@ -71,10 +71,13 @@ def sides(workers: int, options: Options) -> tuple[Ids, Ids]:
     return index[~passive], index[passive]
 
 
-def build(job: Job) -> OpGraph:
-    """Build the op graph: computation, and the active workers' exchanges during or after it."""
+def build(job: Job, *, layers: bool = True) -> OpGraph:
+    """Build the op graph: computation, and the active workers' exchanges during or after it.
+
+    Without ``layers`` each pass of a worker is one op.
+    """
     b = GraphBuilder()
-    workers = add_workers(b, job)
+    workers = add_workers(b, job, layers=layers)
     optimizer = add_optimizer(b, job, workers).last
     begin = add_begin(b, job, workers, optimizer)
     if job.workers > 1:
@@ -244,7 +247,7 @@ ARCHITECTURE = Architecture(
     title="AD-PSGD (random pairs, asynchronous)",
     options=Options,
     build=build,
-    few=lambda job, count: build(few_peers(job, count)),
+    few=lambda job, count: build(few_peers(job, count), layers=False),
     memory=memory,
     assumptions=(
         "in each iteration an active worker draws a passive worker, all equally likely, sends its "

@@ -92,11 +92,13 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
 def build(job: Job, first: int | None = None) -> OpGraph:
     """Build the op graph: computation, and a pull, a push and an update every ``period`` steps.
 
-    ``first`` is the number of workers that the graph has; None for all.
+    ``first`` is the number of workers that the graph has, of which each pass is one op; None for
+    all, with their layers.
     """
     b = GraphBuilder()
     home = homes_of(job, Options.of(job).servers)
-    workers = add_workers(b, job, first=first, nodes=len(node_names(job, home)))
+    nodes = len(node_names(job, home))
+    workers = add_workers(b, job, first=first, nodes=nodes, layers=first is None)
     optimizer = add_optimizer(b, job, workers).last
     begin = add_begin(b, job, workers, optimizer, period=Options.of(job).period)
     _add_exchange(b, job, workers, home, begin)

@@ -90,10 +90,13 @@ def window(options: Options) -> int:
     return min(math.ceil(options.queue / max(options.probability, 1e-9)), MOST_STEPS)
 
 
-def build(job: Job) -> OpGraph:
-    """Build the op graph: computation, random pushes after it, and merges before the next step."""
+def build(job: Job, *, layers: bool = True) -> OpGraph:
+    """Build the op graph: computation, random pushes after it, and merges before the next step.
+
+    Without ``layers`` each pass of a worker is one op.
+    """
     b = GraphBuilder()
-    workers = add_workers(b, job)
+    workers = add_workers(b, job, layers=layers)
     optimizer = add_optimizer(b, job, workers).last
     begin = add_begin(b, job, workers, optimizer)
     if job.workers > 1 and Options.of(job).probability > 0.0:
@@ -286,7 +289,7 @@ ARCHITECTURE = Architecture(
     title="GoSGD (gossip, asynchronous)",
     options=Options,
     build=build,
-    few=lambda job, count: build(few_peers(job, count)),
+    few=lambda job, count: build(few_peers(job, count), layers=False),
     memory=memory,
     assumptions=(
         "a model goes to one of the other workers, all equally likely",

@@ -52,20 +52,16 @@ def simulate_mean_field(
         if rates.guess == field.most_per_s and _idle(field, measures(graph, part)) <= close:
             break
         found = part.iterations_per_s(graph) / field.workers
-        if rates.closed(found, CLOSE * rel_ci if rates.slope else close):
+        if rates.closed(found, CLOSE * rel_ci * rates.wider if rates.slope else close):
             break
     guess, steep = rates.guess, 1.0 - rates.slope
     graph = field.at(guess)
     few = simulate(
-        graph, seed=seed, rel_ci=rel_ci * min(steep, WIDEST), progress=progress, compiled=compiled
+        graph, seed=seed, rel_ci=rel_ci * rates.wider, progress=progress, compiled=compiled
     )
     found = float((few.iterations_per_s * graph.group_count).sum()) / field.workers
     right = min(guess + (found - guess) / steep, field.most_per_s)
-    few = msgspec.structs.replace(
-        few,
-        iterations_per_s=few.iterations_per_s * (right / found),
-        ci_fraction=few.ci_fraction / steep,
-    )
+    few = msgspec.structs.replace(_faster(few, right / found), ci_fraction=few.ci_fraction / steep)
     return _of_all(field, guess, few)
 
 
@@ -98,6 +94,12 @@ class _Rates:
         return False
 
     @property
+    def wider(self) -> float:
+        """How much less precisely the rate of those in the graph has to be known than that of all:
+        if it falls steeply with the guess, little more than the guess is right."""
+        return min(1.0 - self.slope, WIDEST)
+
+    @property
     def slope(self) -> float:
         """How much what is found rises with the guess: 0 or below, 0 if it is not known."""
         if len(self._seen) < 2:
@@ -107,6 +109,20 @@ class _Rates:
             if abs(guess - last) > APART * last:
                 return min((of_last - found) / (last - guess), 0.0)
         return 0.0
+
+
+def _faster(few: Measures, times: float) -> Measures:
+    """Return the measures if workers make so many ``times`` as many iterations, which compute as
+    long; they wait for the same causes."""
+    busy = np.minimum(few.busy_fraction * times, 1.0)
+    idle = 1.0 - few.busy_fraction
+    waits = few.wait_fraction * ((1.0 - busy) / np.where(idle > 0.0, idle, 1.0))[:, None]
+    return msgspec.structs.replace(
+        few,
+        iterations_per_s=few.iterations_per_s * times,
+        busy_fraction=busy,
+        wait_fraction=waits,
+    )
 
 
 def _idle(field: MeanField, few: Measures) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.graph.op_graph import CAUSES, OpGraph
+from perfmodel.graph.work import computation_s
 
 
 class OpSpan(msgspec.Struct, frozen=True):
@@ -91,6 +92,11 @@ class Measures(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     updates_per_s: float
     clock_gap_mean: float
     clock_gap_max: int
+
+
+ADJUSTMENTS = 8
+"""How often the waits of groups are made to agree with those of all; none may be more than all of
+the time."""
 
 
 class Totals(msgspec.Struct, frozen=True, eq=False, kw_only=True):
@@ -176,7 +182,7 @@ def measures(
     busy = np.where(took_time, t.marked_busy / seconds, 1.0)
     waits = np.where(took_time[:, None], t.marked_waits.reshape(-1, causes) / seconds[:, None], 0.0)
     if len(t.progress) and t.time > 0.0:
-        rates, busy, waits = _short(t, waits)
+        rates, busy, waits = _short(graph, t, waits)
     per_second = 1.0 / t.time if t.time > 0.0 else 0.0
     load = np.zeros(len(graph.link_capacity_bytes_per_s))
     by_link = np.repeat(t.moved, np.diff(graph.route_start)) * graph.route_units
@@ -211,14 +217,21 @@ def measures(
     )
 
 
-def _short(t: Totals, waits: Floats) -> tuple[Floats, Floats, Floats]:
+def _short(graph: OpGraph, t: Totals, waits: Floats) -> tuple[Floats, Floats, Floats]:
     """Return rates, busy fractions and waits of groups from short runs.
 
     A group has ended two or three iterations, so the time that these took may differ from the mean.
-    Its computation of an iteration does not, and its waits by cause share the rest.
+    The computation of an iteration is known, and what it leaves of the mean rate is idle: groups
+    have their parts of it, and causes theirs, in proportion to the waits that were seen.
     """
-    rates = t.progress / t.time
-    busy = np.minimum(t.marked_busy / np.maximum(t.iterations, 1) * rates, 1.0)
+    rates, count = t.progress / t.time, graph.group_count
+    computing_s = computation_s(graph)
+    seen_s = t.marked_busy / np.maximum(t.iterations, 1)
+    computing = np.where(np.isnan(computing_s), seen_s, computing_s) * rates
+    idle_of_all = max(1.0 - float(np.average(computing, weights=count)), 0.0)
     waited = waits.sum(axis=1)
-    scale = (1.0 - busy) / np.where(waited > 0.0, waited, 1.0)
-    return rates, busy, waits * scale[:, None]
+    idle = waited
+    for _ in range(ADJUSTMENTS):
+        seen = float(np.average(idle, weights=count))
+        idle = np.minimum(idle * (idle_of_all / max(seen, 1e-300)), 1.0)
+    return rates, 1.0 - idle, waits * (idle / np.where(waited > 0.0, waited, 1.0))[:, None]

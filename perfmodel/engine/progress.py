@@ -7,12 +7,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from perfmodel.base.arrays import Floats, Ids
+from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.engine import codes
 from perfmodel.engine.flows import in_flight
 from perfmodel.engine.world import World, column
 from perfmodel.graph.op_graph import MANY_GROUPS, OpGraph
-from perfmodel.graph.rules import Activity, Batch, Every, Mailbox, Quorum
+from perfmodel.graph.rules import Batch, Every, Mailbox, Quorum
 from perfmodel.graph.work import work_of
 
 if TYPE_CHECKING:
@@ -41,15 +41,16 @@ def progress(graph: OpGraph, world: World) -> Floats:
     evenly (the utilisation law: throughput is utilisation over demand), while the queue at it still
     fills, and while workers end their iterations in bursts. If it is a link, ops count by the part
     of their bytes that has moved, since a full link moves a large tensor for each of many workers
-    at once. An op that is active in every k-th iteration counts k times then.
+    at once. Of an op that is active in some iterations only, the active ones count, each for as
+    many as there are on average from one to the next.
     """
     if graph not in _weights:
         _weights[graph] = _weighted(graph)
     ops, group, weight, link = _weights[graph]
-    every, late = _periods(graph)
-    phase, taken = (column(world, "ops", name)[ops] for name in ("phase", "taken"))
+    phase, taken, extra = (column(world, "ops", name)[ops] for name in ("phase", "taken", "extra"))
     begun = taken - (phase == codes.QUEUED).astype(np.float64)
-    begun = (begun + late[ops]) // every[ops]
+    having = np.flatnonzero(extra != NONE)
+    begun[having] -= column(world, "extras", "passed", extra[having].astype(np.int64))
     if link:
         whole = graph.op_bytes[ops]
         begun -= (phase == codes.WORKING) & (whole > 0.0)
@@ -58,13 +59,12 @@ def progress(graph: OpGraph, world: World) -> Floats:
         counted = (ops[at] == moving) & (whole[at] > 0.0)
         at, left = at[counted], left[counted]
         begun[at] -= np.clip(left / whole[at], 0.0, 1.0)
-    begun *= every[ops]
     return np.bincount(group, begun * weight, graph.n_groups).astype(np.float64)
 
 
 def busiest_s(graph: OpGraph) -> float:
-    """Return the time for which a round keeps the resource busy that is busiest (s)."""
-    return float(_work_at_busiest(graph)[0].sum())
+    """Return the time for which a span of rounds keeps the resource busy that is busiest (s)."""
+    return float(_work_at_busiest(graph)[0].sum()) * graph.span
 
 
 RESOLUTION_OF_SHORT = 0.25
@@ -77,22 +77,22 @@ which one start tells as much as several if that resource is always busy."""
 
 def busy(graph: OpGraph, done: Floats, time_s: float) -> float:
     """Return the utilisation of the busiest resource while groups make the progress ``done``,
-    (groups,), of which ops that are active in some iterations only have their part."""
+    (groups,)."""
     work, _ = _work_at_busiest(graph)
     ops = np.flatnonzero((work > 0.0) & (graph.op_group >= 0))
-    mean_s = (graph.activity * work)[ops]
-    return float(done @ np.bincount(graph.op_group[ops], mean_s, graph.n_groups)) / time_s
+    return float(done @ np.bincount(graph.op_group[ops], work[ops], graph.n_groups)) / time_s
 
 
 def busy_for_sure(graph: OpGraph, done: Floats, time_s: float) -> float:
     """Return the utilisation of the busiest resource while groups make the progress ``done``,
     (groups,), if other starts lead to the same one; else 0.
 
-    They do if a round keeps the resource busy for several uncontended iterations, and if each group
-    uses it for many ops of which none is large: then bursts dissolve (decision 0081).
+    They do if a span keeps the resource busy for several times as long as it takes a group that is
+    alone, and if each group uses it for many ops of which none is large: then bursts dissolve
+    (decision 0081).
     """
     work, _ = _work_at_busiest(graph)
-    if time_s <= 0.0 or work.sum() < OVERLOAD * float(graph.op_stagger_s.max()):
+    if time_s <= 0.0 or busiest_s(graph) < OVERLOAD * float(graph.op_stagger_s.max()):
         return 0.0
     ops = np.flatnonzero((work > 0.0) & (graph.op_group >= 0))
     of_group = np.bincount(graph.op_group[ops], work[ops], graph.n_groups)
@@ -108,28 +108,11 @@ def saturated(graph: OpGraph, part: Totals, rel_ci: float) -> bool:
     return idle <= RESOLUTION_OF_SHORT * rel_ci
 
 
-def _periods(graph: OpGraph) -> tuple[Ids, Ids]:
-    """Return the number of iterations of which each op is active in one, (ops,), and of these the
-    number that follow it."""
-    if graph not in _period:
-        every, after = np.ones(graph.n_ops, np.int64), np.zeros(graph.n_ops, np.int64)
-        for rule in graph.rules:
-            if isinstance(rule, Activity):
-                every[rule.ops.ravel()] = rule.every
-                after[rule.ops.ravel()] = rule.every - 1 - rule.phase
-        _period[graph] = every, after
-    return _period[graph]
-
-
-_period: WeakKeyDictionary[OpGraph, tuple[Ids, Ids]] = WeakKeyDictionary()
-"""Of a graph, what :func:`_periods` returns."""
-
-
 Weights = tuple[Ids, Ids, Floats, bool]
 
 _weights: WeakKeyDictionary[OpGraph, Weights] = WeakKeyDictionary()
-"""Of a graph, the ops that tell the progress of their groups, these groups, their weights, which
-add up to 1 in each group, and whether they are work at a link."""
+"""Of a graph, the ops that tell the progress of their groups, these groups, how many iterations an
+active instance of each stands for, and whether they are work at a link."""
 
 
 def _weighted(graph: OpGraph) -> Weights:
@@ -140,11 +123,12 @@ def _weighted(graph: OpGraph) -> Weights:
         if isinstance(rule, Quorum | Every | Mailbox | Batch):
             own[rule.op] = False  # it does not run once in each iteration
     there = np.bincount(group[own], work[own], graph.n_groups) > 0.0
-    work = np.where(there[group], work, 1.0)  # a group that is not there: all ops alike
+    activity = graph.activity
+    work = np.where(there[group], work, activity == 1.0)  # a group that is not there: all alike
     ops = np.flatnonzero(own & (work > 0.0))
     group, work = group[ops], work[ops]
     whole = np.bincount(group, work, graph.n_groups)
-    return ops, group, work / whole[group], link
+    return ops, group, work / whole[group] / activity[ops], link
 
 
 _at_busiest: WeakKeyDictionary[OpGraph, tuple[Floats, bool]] = WeakKeyDictionary()
@@ -158,9 +142,10 @@ def _work_at_busiest(graph: OpGraph) -> tuple[Floats, bool]:
 
 
 def _found_at_busiest(graph: OpGraph) -> tuple[Floats, bool]:
-    """Return the seconds for which each op keeps the resource busy that is busiest in a round, and
-    whether this is a link."""
+    """Return the mean seconds for which each op keeps the resource busy that is busiest in a round,
+    and whether this is a link."""
     ops, resource, seconds = work_of(graph)
+    seconds = graph.activity[ops] * seconds
     if not len(resource):
         return np.zeros(graph.n_ops), False
     most = int(np.argmax(np.bincount(resource, seconds)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import gcd, lcm
 from typing import NamedTuple, Self
 from weakref import WeakSet
 
@@ -27,10 +26,6 @@ from perfmodel.engine.stuck import (
 from perfmodel.engine.twins import choose, requested, warn_if_long
 from perfmodel.engine.world import assign, column, grown, scalar
 from perfmodel.graph.op_graph import OpGraph
-from perfmodel.graph.rules import Activity, Every
-
-LONGEST_SPAN = 4096
-"""Maximum number of rounds in a span; the timing of rarer events is treated as random."""
 
 STARVED = 100_000
 """Lead of one group over another, in iterations, above which the other counts as starved."""
@@ -43,16 +38,6 @@ Clock = tuple[float, float]
 
 _ordered: WeakSet[OpGraph] = WeakSet()
 """Graphs whose edges without lag are known to have no cycle."""
-
-
-def span_of(graph: OpGraph) -> int:
-    """Return the least common multiple of the periods of ops that are not active in every round."""
-    every = {r.every for r in graph.rules if isinstance(r, Activity)}
-    gates = [r for r in graph.rules if isinstance(r, Every)]
-    if gates:
-        sources = np.bincount(graph.edge_target, minlength=graph.n_ops)
-        every |= {r.count // gcd(r.count, int(sources[r.op])) for r in gates}
-    return min(lcm(*every), LONGEST_SPAN)
 
 
 class Log(NamedTuple):
@@ -90,7 +75,7 @@ class Simulation:
     ) -> None:
         self.graph = graph
         self._log: list[Log] | None = [] if log else None
-        self.span = span_of(graph)
+        self.span = graph.span
         self.limit = limit
         self.record = record
         compiled = requested(compiled)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -44,6 +45,9 @@ least."""
 FEWEST_ITERATIONS = 512
 """Fewest iterations of all workers together in a short pilot."""
 
+MARKS = 16
+"""Least number of times, up to any one, at which the totals of a short pilot are kept."""
+
 EVIDENT = 3
 """Spans after which the throughput of workers that keep a resource busy all the time is known, and
 their staleness too: in the second, it is still 3 to 13 % too high (decision 0086)."""
@@ -73,11 +77,12 @@ Progress = Callable[[int, int], None]
 class Pilot(msgspec.Struct, frozen=True):
     """The first part of a simulation: how much of it to drop, and what it tells about the rest.
 
-    ``begin``: totals after the warm-up. ``clocks``: the clock at each span since. ``spans``: number
-    of spans that told the rate. ``transient_rounds``: rounds until tied workers had drifted as far
-    apart as in the long run. ``loss``: fraction of the rate that may be lost once they have drifted
-    that far; 0 if they already have. ``drift``: of a short pilot, how much higher the rate of the
-    second half of what was not dropped is than that of all of it, relative to it.
+    ``begin``: totals after the warm-up. ``clocks``: the clock at each span since, none of a short
+    pilot. ``spans``: number of spans that told the rate. ``transient_rounds``: rounds until tied
+    workers had drifted as far apart as in the long run. ``loss``: fraction of the rate that may be
+    lost once they have drifted that far; 0 if they already have. ``drift``: of a short pilot, how
+    much higher the rate of the second half of what was not dropped is than that of all of it,
+    relative to it.
     """
 
     begin: Totals
@@ -169,36 +174,40 @@ def _short(
     known = 0
     few = FEWEST_ITERATIONS // max(workers_of(run.graph), 1)
     spans = max(SHORT_PILOT + 2 * ties.any, few, least_spans)
-    marks = [run.totals()]
-    clocks = [_clock(run, marks[-1])]
+    evident = max(EVIDENT, least_spans)
+    marks = {0: run.totals()}
+    start = 1
     while True:
-        for done in range(len(clocks), spans + 1):
+        for done in range(start, spans + 1):
             run.advance(done * run.span)
-            marks.append(run.totals())
-            clocks.append(_clock(run, marks[-1]))
+            if done % max(done // MARKS, 1) == 0 or done in (evident - 1, evident, spans):
+                marks[done] = run.totals()
             if ties.any:
                 leads.append(ties.lead(run.world))
             forget_gap(run.world)
             if progress is not None:
                 progress(done, spans)
-            early = done == max(EVIDENT, least_spans) and not ties.any
+            early = done == evident and not ties.any
             if early and not (settle and _affordable(run)):
-                last = marks[-1] - marks[-2]
+                last = marks[done] - marks[done - 1]
                 if saturated(run.graph, last, rel_ci) and last.iterations.all():
-                    return Pilot(marks[-2], clocks[-2:], done, 0.0, 0.0)
-        begin = spans - max(spans // SHORT_PART, 2)
-        rates = [(b[0] - a[0]) / max(b[1] - a[1], 1e-300) for a, b in pairwise(clocks[begin:])]
-        late = rates[len(rates) // 2 :]
-        drift = sum(late) / len(late) * len(rates) / max(sum(rates), 1e-300) - 1.0
+                    return Pilot(marks[done - 1], [], done, 0.0, 0.0)
+        begin = max(mark for mark in marks if mark <= spans - max(spans // SHORT_PART, 2))
+        marks = {done: mark for done, mark in marks.items() if done >= begin}
+        kept = list(marks.values())
+        whole, late = kept[-1] - kept[0], kept[-1] - kept[len(kept) // 2]
+        rate = whole.iterations_per_s(run.graph)
+        drift = late.iterations_per_s(run.graph) / rate - 1.0 if math.isfinite(rate) else 0.0
         reached = settled_after(leads)
         loss = possible_loss(leads, ties.longest) / run.span if reached > begin else 0.0
         settled = abs(drift) <= TOLERATED_DRIFT * rel_ci and loss <= TOLERATED_LOSS * rel_ci
         known = known or spans * settled
         if settle and settled and spans < _affordable(run):
-            settled = _queues_settled(run.graph, marks[begin:])
+            settled = _queues_settled(run.graph, kept)
         if settled or spans >= most:
             known = known or spans
-            return Pilot(marks[begin], clocks[begin:], known, reached * run.span, loss, drift)
+            return Pilot(marks[begin], [], known, reached * run.span, loss, drift)
+        start = spans + 1
         spans += max(spans // 2 // SHORT_PART, 1)
 
 
@@ -213,7 +222,8 @@ def _affordable(run: Simulation) -> int:
 
 def _queues_settled(graph: OpGraph, marks: list[Totals]) -> bool:
     """Return whether staleness and the causes of waits are the same in both halves of a part of a
-    run, of which these are the totals after each span; or whether no resource has a long queue."""
+    run, of which these are totals at about equal distances; or whether no resource has a long
+    queue."""
     kept = marks[-1] - marks[0]
     if kept.time > 0.0 and busy(graph, kept.progress, kept.time) < FULL:
         return True
@@ -224,8 +234,3 @@ def _queues_settled(graph: OpGraph, marks: list[Totals]) -> bool:
         return False
     waits = [half.waits_by_cause for half in halves]
     return bool(np.abs(waits[1] - waits[0]).max(initial=0.0) <= WAITS_DRIFT)
-
-
-def _clock(run: Simulation, sums: Totals) -> Clock:
-    """Return the clock at which the totals of a short run were taken."""
-    return float((sums.progress * run.graph.group_count).sum()), sums.time

@@ -9,7 +9,7 @@ import numpy as np
 
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.engine.measures import OpSpan
-from perfmodel.engine.run import Simulation, span_of
+from perfmodel.engine.run import Simulation
 from perfmodel.engine.simulation import MOST_PERIODIC_ROUNDS
 from perfmodel.engine.state import moved_bytes
 from perfmodel.engine.steady import Recurrence
@@ -78,7 +78,7 @@ def steady_window(
     InputError, DeadlockError : see :func:`perfmodel.engine.simulation.simulate`.
     """
     settled = settled_rounds(graph, seed=seed, compiled=compiled)
-    span = span_of(graph)
+    span = graph.span
     # an op behind a gate that takes several tokens has run fewer iterations than the groups
     gated = any(isinstance(rule, Every | Quorum) for rule in graph.rules)
     first = max(-(-(settled + 1) // span) * span - 1, 1)

@@ -42,6 +42,9 @@ MANY_GROUPS = 32
 """Groups with staggered starts from which a simulation starts as its steady state goes on, and ends
 after a few rounds: a round has as many iterations as there are groups."""
 
+LONGEST_SPAN = 4096
+"""Maximum number of rounds in a span; the timing of rarer events is treated as random."""
+
 AS_BUSY = 1.1
 """Ratio of utilisations up to which links count as about as busy."""
 
@@ -263,6 +266,16 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
         return bool(np.any(self.op_stagger_s > 0.0))
 
     @property
+    def span(self) -> int:
+        """Least common multiple of the periods of ops that are not active in every iteration."""
+        every = {r.every for r in self.rules if isinstance(r, Activity)}
+        gates = [r for r in self.rules if isinstance(r, Every)]
+        if gates:
+            sources = np.bincount(self.edge_target, minlength=self.n_ops)
+            every |= {r.count // math.gcd(r.count, int(sources[r.op])) for r in gates}
+        return min(math.lcm(*every), LONGEST_SPAN)
+
+    @property
     def activity(self) -> Floats:
         """Part of the iterations in which each op is active, (ops,)."""
         often = np.ones(self.n_ops)
@@ -381,23 +394,29 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
     def bytes_by_link(self) -> Floats:
         """Return the bytes over each link in one iteration of every op, shape (links,).
 
-        For ops that are not always active or that choose a route, it is the mean.
+        For ops that are not always active or that draw a route, it is the mean.
         """
-        moved = self.op_bytes.copy()
-        routes = np.zeros(len(self.route_weight))
-        for rule in self.rules:
-            if isinstance(rule, Activity):
-                moved[rule.ops] *= rule.probability / (rule.every * max(rule.among, 1))
+        ops, taken, shares = self.routes()
+        moved = np.bincount(
+            taken, (self.op_bytes * self.activity)[ops] * shares, len(self.route_weight)
+        )
+        by_link = np.repeat(moved, np.diff(self.route_start)) * self.route_units
+        count = len(self.link_capacity_bytes_per_s)
+        return np.bincount(self.route_links, by_link, count).astype(np.float64)
+
+    def routes(self) -> tuple[Ids, Refs, Floats]:
+        """Return each route that an op may take: the op, the route, and the probability that an
+        active instance takes it, all of shape (routes that ops may take,)."""
+        fixed = self.op_route.copy()
+        parts: list[tuple[Ids, Ids | Refs, Floats]] = []
         for rule in self.rules:
             if isinstance(rule, Choice) and rule.routes is not None:
-                taken = rule.routes != NONE
-                moved_by_route = (moved[rule.ops] / rule.routes.shape[1])[:, None] * taken
-                np.add.at(routes, rule.routes[taken], moved_by_route[taken])
-                moved[rule.ops] = 0.0
-        used = self.op_route != NONE
-        np.add.at(routes, self.op_route[used], moved[used])
-        total = np.zeros(len(self.link_capacity_bytes_per_s))
-        np.add.at(
-            total, self.route_links, np.repeat(routes, np.diff(self.route_start)) * self.route_units
-        )
-        return total
+                fixed[rule.ops] = NONE
+                count = rule.routes.shape[1]
+                shares = np.full(rule.routes.size, 1.0 / count)
+                parts.append((np.repeat(rule.ops, count), rule.routes.ravel(), shares))
+        ops = np.flatnonzero(fixed != NONE)
+        parts.append((ops, fixed[ops], np.ones(len(ops))))
+        op, route, share = (np.concatenate(column) for column in zip(*parts, strict=True))
+        taken = route != NONE
+        return op[taken], route[taken], share[taken]

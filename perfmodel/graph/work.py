@@ -6,13 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfmodel.base.arrays import NONE, Floats, Ids
+from perfmodel.base.arrays import Floats, Ids
 from perfmodel.graph.op_graph import OpGraph
+from perfmodel.graph.rules import Batch, Choice, Every, Mailbox, Quorum
 
 
 class Work(NamedTuple):
     """Each use of a resource by an op, all of shape (uses,): the op, the number of the resource,
-    slots before links, and the ``seconds`` for which an active instance keeps all of it busy."""
+    slots before links, and the ``seconds`` for which an active instance keeps all of it busy, on
+    average over the paths that it may draw."""
 
     op: Ids
     resource: Ids
@@ -23,15 +25,34 @@ def work_of(graph: OpGraph) -> Work:
     """Return the work of all ops at slots and links."""
     holding = np.repeat(np.arange(graph.n_ops), np.diff(graph.hold_start))
     held_s = graph.op_seconds[holding] * graph.hold_units / graph.slot_capacity[graph.hold_slots]
-    crossed = np.diff(graph.route_start)[graph.op_route]
-    crossed = np.where(graph.op_route != NONE, crossed, 0)
-    moving = np.repeat(np.arange(graph.n_ops), crossed)
-    first = graph.route_start[graph.op_route]
-    at = np.repeat(first - np.cumsum(crossed) + crossed, crossed) + np.arange(len(moving))
+    ops, routes, shares = graph.routes()
+    crossed = np.diff(graph.route_start)[routes]
+    moving, part = np.repeat(ops, crossed), np.repeat(shares, crossed)
+    at = np.repeat(graph.route_start[routes] - np.cumsum(crossed) + crossed, crossed)
+    at += np.arange(len(moving))
     link = graph.route_links[at]
     rate = graph.link_capacity_bytes_per_s[link] / graph.route_units[at]
     return Work(
         np.concatenate([holding, moving]),
         np.concatenate([graph.hold_slots, len(graph.slot_capacity) + link]),
-        np.concatenate([held_s, graph.op_bytes[moving] / rate]),
+        np.concatenate([held_s, part * graph.op_bytes[moving] / rate]),
     )
+
+
+def computation_s(graph: OpGraph) -> Floats:
+    """Return the mean time for which an iteration of each group holds its device, (groups,); NaN if
+    it depends on transfers, on messages, or on what others do."""
+    ops = np.repeat(np.arange(graph.n_ops), np.diff(graph.hold_start))
+    order = np.argsort(graph.group_device)
+    at = np.searchsorted(graph.group_device, graph.hold_slots, sorter=order)
+    group = order[np.minimum(at, graph.n_groups - 1)]
+    there = np.flatnonzero(graph.group_device[group] == graph.hold_slots)
+    ops, group = ops[there], group[there]
+    own = graph.op_bytes == 0.0
+    for rule in graph.rules:
+        if isinstance(rule, Quorum | Every | Mailbox | Batch):
+            own[rule.op] = False
+        elif isinstance(rule, Choice) and rule.slots is not None:
+            own[rule.ops] = False
+    held_s = np.where(own, graph.op_seconds * graph.activity, np.nan)[ops]
+    return np.bincount(group, held_s * graph.hold_units[there], graph.n_groups).astype(np.float64)

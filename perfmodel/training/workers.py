@@ -13,7 +13,7 @@ from perfmodel.base.arrays import Floats, Ids
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.offload import COPY_BYTES_PER_S, Offload
-from perfmodel.inputs.workload import Workload, expanded
+from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 from perfmodel.training.devices import CORES as CORES, Noise, Processors, Workers as Workers
 
 PREFETCH = 2
@@ -83,21 +83,44 @@ def _copies_late(job: Job, parts: int) -> bool:
 
 
 def add_workers(
-    b: GraphBuilder, job: Job, *, first: int | None = None, nodes: int | None = None
+    b: GraphBuilder,
+    job: Job,
+    *,
+    first: int | None = None,
+    nodes: int | None = None,
+    layers: bool = True,
 ) -> Workers:
     """Add the data loading, forward and backward pass of every worker, or of the ``first`` few.
 
     All passes of an update but the last are part of the forward pass. ``nodes`` is the number of
-    nodes with cores in use; by default those of the workers.
+    nodes with cores in use; by default those of the workers. Without ``layers`` a pass is a single
+    op, unless its layers differ by more than their times.
     """
-    workers = _placed(b, job, expanded(job.device_work), first, nodes)
+    work = expanded(job.device_work)
+    if not layers and _like_one_layer(job):
+        work = _joined(work)
+    workers = _placed(b, job, work, first, nodes)
     if job.stage is not None:
         from perfmodel.training.stages import add_stage
 
         (workers,) = add_stage(b, job, job.stage, workers, [True])
         return _add_loading(b, job, workers)
-    workers = _add_pass(b, workers, expanded(job.device_work), job.workload.accumulation)
+    workers = _add_pass(b, workers, work, job.workload.accumulation)
     return _add_loading(b, job, workers)
+
+
+def _like_one_layer(job: Job) -> bool:
+    """Return whether a pass varies as a whole, and nothing else happens between its layers."""
+    of_ops = job.jitter is not None and job.jitter.scope == "op"
+    work = job.workload
+    return not of_ops and work.packing is None and not work.storage.offload and job.stage is None
+
+
+def _joined(workload: Workload) -> Workload:
+    """Return a workload whose layers are one, which takes as long as all of them."""
+    sizes = tuple(size for layer in workload.layers for size in layer.tensor_bytes)
+    one = WorkloadLayer("all layers", workload.forward_s, workload.backward_s, sizes)
+    return msgspec.structs.replace(workload, layers=(one,))
 
 
 def add_passes(

@@ -158,8 +158,8 @@ def test_a_few_workers_tell_what_all_do(given: dict[str, Any]) -> None:
     """Servers that are idle for a part of the time, full ones, and none."""
     all_of_them = job(**given)
     field = field_of(all_of_them)
-    few = simulate_mean_field(field, seed=1)
-    whole = simulate(build_graph(all_of_them), seed=2)
+    few = simulate_mean_field(field, seed=1, rel_ci=0.005)
+    whole = simulate(build_graph(all_of_them), seed=2, rel_ci=0.005)
     workers = all_of_them.workers
     width = few.ci_fraction + whole.ci_fraction
     assert rate_of(few, field) == pytest.approx(float(whole.iterations_per_s.sum()), rel=width)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from perfmodel import Straggler, build_graph, make_job, predict
-from perfmodel.engine import leads, progress, run as run_module, simulation, warmup
+from perfmodel.engine import leads, progress, run as run_module, starts, warmup
 from perfmodel.engine.run import Simulation
 from perfmodel.engine.simulation import simulate
 from perfmodel.engine.state import moved_bytes
@@ -231,15 +231,30 @@ def test_the_utilisation_of_a_full_server_by_hand() -> None:
 
 
 def test_the_utilisation_by_exchanges_every_few_steps_by_hand() -> None:
-    """Every fourth step of 200 workers takes 0.05 s of updates: a step of all 2.5 s."""
+    """Every fourth step of 300 workers takes 0.05 s of updates: a step of all 3.75 s. Of 200
+    workers it is 2.5 s, less than the 3 s for which a step keeps their devices busy."""
     job = make_job(
         workload=workload([0.5, 0.5], [1.0, 1.0], [2.0, 1.0], batch_size=4),
         cluster=cluster(1000.0, update_per_tensor_s=FULL_S / 2.0),
-        workers=200,
+        workers=300,
         arch="easgd",
         options={"period": 4},
     )
-    assert progress.busy(build_graph(job), np.ones(200), 5.0) == pytest.approx(0.5)
+    assert progress.busy(build_graph(job), np.ones(300), 5.0) == pytest.approx(0.75)
+    fewer = msgspec.structs.replace(job, workers=200)
+    assert progress.busy(build_graph(fewer), np.ones(200), 5.0) == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("workers", [59, 61, 100])
+def test_idleness_is_that_of_the_throughput(workers: int) -> None:
+    """Workers compute for 3 s in each iteration; sixty keep the server busy. Single ones have made
+    more progress than they can on average."""
+    found = simulate(build_graph(full(workers, jitter=0.1)))
+    computing = 3.0 * float(found.iterations_per_s.sum()) / workers
+    assert found.busy_fraction.mean() == pytest.approx(min(computing, 1.0), rel=1e-9)
+    assert found.busy_fraction.max() <= 1.0
+    waits = found.wait_fraction.sum(axis=1)
+    assert waits == pytest.approx(1.0 - found.busy_fraction, abs=1e-9)
 
 
 @pytest.mark.parametrize("arch", ["asp", "ssp"])
@@ -338,7 +353,7 @@ def test_workers_count_once_however_many_stages_they_have() -> None:
 
 def test_an_interval_of_short_runs_has_a_floor() -> None:
     assert simulate(build_graph(full())).ci_fraction >= 0.25 * 0.01
-    assert simulation.RESOLUTION_OF_SHORT > simulation.RESOLUTION
+    assert starts.RESOLUTION_OF_SHORT > starts.RESOLUTION
 
 
 def test_a_thousand_workers_are_within_the_limit() -> None:

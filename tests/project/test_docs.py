@@ -37,7 +37,7 @@ from perfmodel import InputError, Source, api, cli
 from perfmodel.architectures import registry
 from perfmodel.architectures.reference import reference
 from perfmodel.base import files
-from perfmodel.engine import simulation, steady, warmup
+from perfmodel.engine import simulation, starts, steady, warmup
 from perfmodel.inputs.calibration import Calibration
 from perfmodel.inputs.cluster import SCHEMA as CLUSTER_SCHEMA, Cluster
 from perfmodel.inputs.device import SCHEMA as DEVICE_SCHEMA, Device
@@ -390,11 +390,11 @@ def test_the_lengths_of_runs_are_as_described() -> None:
         assert f"within {simulation.MOST_PERIODIC_ROUNDS} rounds" in text
         assert f"pilot of {warmup.PILOT_ROUNDS} rounds" in text
     assert f"within {api.REL_CI * 100:g} % of it" in idea
-    assert f"After {simulation.FEWEST_RUNS} runs" in idea
-    assert f"up to {simulation.MOST_RUNS}." in idea
-    assert f"{simulation.FEWEST_RUNS} to {simulation.MOST_RUNS} times" in decision
+    assert f"After {starts.FEWEST_RUNS} runs" in idea
+    assert f"up to {starts.MOST_RUNS}." in idea
+    assert f"{starts.FEWEST_RUNS} to {starts.MOST_RUNS} times" in decision
     assert f"up to {warmup.MOST_PILOT_ROUNDS} rounds" in decision
-    assert f"for {simulation.MOST_ROUNDS} rounds" in decision
+    assert f"for {starts.MOST_ROUNDS} rounds" in decision
     assert f"{steady.FEWEST_BATCHES} to {2 * steady.MOST_BATCHES - 1} batches" in decision
     assert f"more than {steady.MOST_CORRELATION:g}," in decision
 

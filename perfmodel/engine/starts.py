@@ -1,0 +1,245 @@
+"""Simulates a graph from several starts, which go on for as long as the interval needs."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from math import inf
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from perfmodel.engine.measures import Measures, Totals, measures
+from perfmodel.engine.progress import RESOLUTION_OF_SHORT, saturated, short_runs
+from perfmodel.engine.run import Simulation
+from perfmodel.engine.state import forget_gap
+from perfmodel.engine.steady import AT_EACH_LOOK, ci_fraction
+from perfmodel.graph.op_graph import OpGraph
+
+if TYPE_CHECKING:
+    from perfmodel.engine.warmup import Progress
+
+FEWEST_RUNS, RUNS_OF_NOISY, MOST_RUNS = 6, 8, 32
+"""Number of runs, with different starts, of a job whose workers start at random times: minimum;
+number after which the runs of a random job are made longer instead; maximum."""
+
+FEWEST_RUNS_OF_MANY, RUNS_OF_MANY = 2, 6
+"""The same of a job with so many workers that its pilots are short: minimum, and number after which
+its runs are made longer."""
+
+FEWEST_WIDE = 4
+"""Minimum number of runs if their interval is wider than requested."""
+
+RESOLUTION = 0.1
+"""Lower limit of a random job's interval, as a fraction of ``rel_ci``: the run may miss rare
+patterns. That of short runs of many workers is higher."""
+
+PRECISION_OPS, USUAL_CI = 8_000_000, 0.01
+"""Operations after which runs of a job with many workers end if the interval may be this wide, and
+more for narrower ones. Some jobs alternate for thousands of rounds; their interval stays wider than
+requested."""
+
+MOST_ROUNDS = 32768
+"""Maximum rounds of runs whose confidence interval stays wider than requested."""
+
+LONGER, MUCH_LONGER = 2.0, 4.0
+"""Least and largest factor by which runs are made longer at once."""
+
+LATER = 8
+"""If runs are extended to some number of rounds, about one in LATER of these is added to the
+warm-up."""
+
+KEPT_OPS = 2_000_000
+"""Operations of all runs that stay in memory until they are made longer: about 1 GB. Others are
+repeated."""
+
+RECORDED = 4
+"""Recorded instances of each op, for attributing waits."""
+
+
+def from_many_starts(
+    graph: OpGraph, seed: int, rel_ci: float, progress: Progress | None, compiled: bool | None
+) -> Measures:
+    """Run from different starts; make runs longer if randomness within them adds to the spread."""
+    with _Starts(graph, seed, rel_ci, compiled) as starts:
+        while True:
+            starts.add(progress)
+            if starts.ci <= rel_ci or not graph.noisy or not starts.extend():
+                break
+        runs, short = starts.runs, short_runs(graph)
+        return measures(
+            graph,
+            functools.reduce(operator.add, [run.totals for run in runs]),
+            ci_fraction=max(starts.ci, (RESOLUTION_OF_SHORT if short else RESOLUTION) * rel_ci)
+            + float(np.mean([run.pilot.loss for run in runs]))
+            + abs(float(np.mean([run.pilot.drift for run in runs]))),
+            runs=len(runs),
+            transient_rounds=float(np.mean([run.pilot.transient_rounds for run in runs])),
+        )
+
+
+class _Start:
+    """A run from one start: its pilot, and the totals after the warm-up. It can be continued."""
+
+    def __init__(
+        self,
+        graph: OpGraph,
+        seed: int,
+        rel_ci: float,
+        compiled: bool | None,
+        least_spans: int,
+        *,
+        settle: bool,
+    ) -> None:
+        from perfmodel.engine.warmup import warm_up
+
+        self._how = graph, seed, compiled
+        self._run: Simulation | None = self._begin()
+        self.pilot = warm_up(self._run, rel_ci, least_spans, None, settle=settle)
+        self._ends = [self.pilot.begin, self._run.totals()]
+        self.totals = self._ends[1] - self._ends[0]
+
+    @property
+    def rounds(self) -> int:
+        """Rounds so far, with the warm-up."""
+        return self._ends[-1].rounds
+
+    def extend(self, rounds: int) -> None:
+        """Continue until there are so many rounds after the pilot's warm-up. The measured part
+        begins where the run had ended before, but not after one in LATER of these rounds."""
+        if self._run is None:
+            self._run = self._begin()
+            self._run.advance(self.rounds)
+            forget_gap(self._run.world)
+        first = self.pilot.begin.rounds
+        self._run.advance(max(self.rounds, first + rounds))
+        later = first + rounds // LATER  # with little jitter, the order of workers changes slowly
+        begin = max((end for end in self._ends if end.rounds <= later), key=lambda end: end.rounds)
+        self._ends.append(self._run.totals())
+        self.totals = self._ends[-1] - begin
+
+    def close(self) -> None:
+        """Free the memory of the simulation; the run can be continued nevertheless."""
+        if self._run is not None:
+            self._run.__exit__()
+            self._run = None
+
+    def _begin(self) -> Simulation:
+        graph, seed, compiled = self._how
+        return Simulation(graph, seed, compiled, depth=RECORDED, steady=True)
+
+
+class _Starts:
+    """The runs of a graph from different starts, and the interval of their mean throughput."""
+
+    def __init__(self, graph: OpGraph, seed: int, rel_ci: float, compiled: bool | None) -> None:
+        self._graph, self._rel_ci, self._compiled = graph, rel_ci, compiled
+        self._seeds = seeds(seed, MOST_RUNS)
+        self._short = short_runs(graph)
+        self._rounds, self._most = 0, math.inf
+        if self._short:
+            narrower = max(USUAL_CI / rel_ci, 1.0)
+            self._most = PRECISION_OPS * narrower**2 / float(graph.activity.sum())
+        self.runs: list[_Start] = []
+        self.ci = inf
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for run in self.runs:
+            run.close()
+
+    def add(self, progress: Progress | None) -> None:
+        """Add as many runs as the interval needs, or fewer if they have to become longer anyway;
+        one if many workers keep a resource busy all the time, so that other starts cannot be faster
+        (decision 0097). The first waits for queues to settle."""
+        fewest = FEWEST_RUNS_OF_MANY if self._short else FEWEST_RUNS
+        while self.ci > self._rel_ci and not self._enough():
+            spans = self.runs[0].pilot.spans if self.runs else 0
+            run = _Start(
+                self._graph,
+                self._seeds[len(self.runs)],
+                self._rel_ci,
+                self._compiled,
+                spans,
+                settle=not self.runs,
+            )
+            self.runs.append(run)
+            if self._rounds:
+                run.extend(self._rounds)
+            if len(self.runs) >= fewest:
+                self._look()
+            elif self._short:
+                known = saturated(self._graph, run.totals, self._rel_ci)
+                self.ci = RESOLUTION_OF_SHORT * self._rel_ci if known else inf
+            if self._graph.n_ops * len(self.runs) > KEPT_OPS:
+                run.close()
+            if progress is not None:
+                progress(len(self.runs), max(self._expected(fewest), len(self.runs)))
+
+    def extend(self) -> bool:
+        """Make all runs longer; return whether they may be."""
+        length = sum(run.totals.rounds for run in self.runs) / len(self.runs)
+        longest = MOST_ROUNDS // RUNS_OF_NOISY // 2
+        left = length + (self._most - self._spent) / len(self.runs)
+        longer = min(max((self.ci / self._rel_ci) ** 2, LONGER), MUCH_LONGER)
+        rounds = round(min(longer * length, longest, left))
+        if rounds <= max(self._rounds, length):
+            return False
+        self._rounds = rounds
+        for run in self.runs:
+            run.extend(rounds)
+            if self._graph.n_ops * len(self.runs) > KEPT_OPS:
+                run.close()
+        self._look()
+        return True
+
+    @property
+    def _spent(self) -> int:
+        """Rounds of all runs."""
+        return sum(run.rounds for run in self.runs)
+
+    def _enough(self) -> bool:
+        """Return whether no more runs may be added, but those that there are may become longer."""
+        count = len(self.runs)
+        if count == MOST_RUNS:
+            return True
+        if self.ci < inf and self._spent > self._most and count >= FEWEST_WIDE:
+            return True
+        if not self._graph.noisy:
+            return False
+        if self._short:
+            return count >= RUNS_OF_MANY
+        return count >= RUNS_OF_NOISY and self.ci > 2.0 * self._rel_ci
+
+    def _expected(self, fewest: int) -> int:
+        """Return how many runs there will probably be."""
+        return (
+            fewest
+            if self.ci == inf
+            else expected(len(self.runs), self.ci / self._rel_ci, MOST_RUNS)
+        )
+
+    def _look(self) -> None:
+        self.ci = ci_of(self._graph, [run.totals for run in self.runs])
+
+
+def expected(done: int, wider: float, most: int) -> int:
+    """Estimate the total work for an interval that is currently ``wider`` times too wide."""
+    if wider > 1e3:
+        return min(2 * done, most)
+    return min(max(round(done * wider**2), done + 1), most)
+
+
+def ci_of(graph: OpGraph, runs: list[Totals]) -> float:
+    """Return the half-width of the interval of the runs' mean throughput, relative to it."""
+    rates = [one.iterations_per_s(graph) for one in runs]
+    return ci_fraction(rates, AT_EACH_LOOK) if np.isfinite(rates).all() else 0.0
+
+
+def seeds(seed: int, count: int) -> list[int]:
+    """Return the seeds of a job's runs: its own, then seeds derived from it."""
+    derived = np.random.SeedSequence(seed).generate_state(count, np.uint64)
+    return [seed, *(int(s) for s in derived[1:])]
