@@ -19,6 +19,10 @@ the other."""
 APART = 0.01
 """Least relative difference between two guesses that tell how one rate depends on the other."""
 
+SLOPE_ERROR = 0.3
+"""Error of the slope that short runs tell, as a fraction of it: the interval has as much of what
+the slope corrects."""
+
 WIDEST = 4.0
 """Most that the interval of the workers in the graph may be wider than that of all."""
 
@@ -47,7 +51,8 @@ def simulate_mean_field(
     for _ in range(MOST_GUESSES):
         graph = field.at(rates.guess)
         with Simulation(graph, seed, compiled, steady=True) as run:
-            pilot = warm_up(run, rel_ci, 0, None, settle=False)
+            width = rel_ci * (rates.wider if rates.slope else WIDEST)
+            pilot = warm_up(run, width, 0, None, settle=False)
             part = run.totals() - pilot.begin
         if rates.guess == field.most_per_s and _idle(field, measures(graph, part)) <= close:
             break
@@ -61,7 +66,8 @@ def simulate_mean_field(
     )
     found = float((few.iterations_per_s * graph.group_count).sum()) / field.workers
     right = min(guess + (found - guess) / steep, field.most_per_s)
-    few = msgspec.structs.replace(_faster(few, right / found), ci_fraction=few.ci_fraction / steep)
+    wide = (few.ci_fraction + SLOPE_ERROR * abs(found - guess) / right) / steep
+    few = msgspec.structs.replace(_faster(few, right / found), ci_fraction=wide)
     return _of_all(field, guess, few)
 
 

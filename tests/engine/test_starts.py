@@ -1,0 +1,98 @@
+"""Runs from several starts, which are continued for as long as the interval needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfmodel import build_graph, make_job
+from perfmodel.engine import starts
+from perfmodel.engine.measures import Measures
+from perfmodel.engine.run import Simulation
+from perfmodel.engine.simulation import simulate
+from perfmodel.graph.op_graph import OpGraph
+from tests.jobs import cluster, workload
+
+
+def alternating(workers: int = 6) -> OpGraph:
+    """Workers with a bound, jitter, and a link that is nearly full: runs have to become longer."""
+    job = make_job(
+        workload=workload([0.5, 0.5], [1.0, 1.0], [30.0, 20.0], batch_size=4),
+        cluster=cluster(200.0),
+        workers=workers,
+        arch="ssp",
+        options={"staleness_bound": 1},
+        jitter=0.3,
+    )
+    return build_graph(job)
+
+
+def simulated(graph: OpGraph, monkeypatch: pytest.MonkeyPatch, **how: Any) -> tuple[Measures, int]:
+    """Measures of a graph, and the rounds that were simulated for them."""
+    rounds = []
+    leave = Simulation.__exit__
+
+    def left(run: Simulation, *error: object) -> None:
+        rounds.append(run.rounds)
+        leave(run, *error)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Simulation, "__exit__", left)
+        found = simulate(graph, **how)
+    return found, sum(rounds)
+
+
+@pytest.mark.parametrize(("workers", "rel_ci"), [(6, 0.005), (40, 0.02)])
+def test_runs_that_were_closed_go_on_as_if_they_had_not(
+    workers: int, rel_ci: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = alternating(workers)
+    kept, rounds = simulated(graph, monkeypatch, rel_ci=rel_ci)
+    monkeypatch.setattr(starts, "KEPT_OPS", 0)
+    repeated, more = simulated(graph, monkeypatch, rel_ci=rel_ci)
+    assert more > rounds
+    for name in (
+        "iterations_per_s",
+        "wait_fraction",
+        "staleness",
+        "critical_s",
+        "link_utilisation",
+    ):
+        np.testing.assert_array_equal(getattr(repeated, name), getattr(kept, name))
+
+
+def test_longer_runs_make_the_interval_narrower(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = alternating()
+    wide, few = simulated(graph, monkeypatch, rel_ci=0.05)
+    narrow, many = simulated(graph, monkeypatch, rel_ci=0.01)
+    assert many > 4 * few
+    assert narrow.ci_fraction <= 0.01 < wide.ci_fraction
+    rate = float(narrow.iterations_per_s.sum())
+    assert float(wide.iterations_per_s.sum()) == pytest.approx(rate, rel=wide.ci_fraction)
+
+
+def test_many_workers_take_as_many_operations_as_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit holds for all runs together, their pilots included; four begin at least."""
+    graph = alternating(40)
+    monkeypatch.setattr(starts, "PRECISION_OPS", 300 * graph.n_ops)
+    wide, rounds = simulated(graph, monkeypatch, rel_ci=0.01)
+    assert wide.ci_fraction > 0.01
+    assert 150 <= rounds <= 330
+    assert wide.runs >= 4
+
+
+def test_a_warm_up_grows_with_the_run() -> None:
+    """Of a run that is twice as long each time, at most an eighth is dropped, and at least a
+    sixteenth once it is as long as eight pilots."""
+    run = starts._Start(alternating(), 1, 0.01, None, 0, settle=True)
+    first = run.pilot.begin.rounds
+    length = run.totals.rounds
+    for times in (2, 4, 8, 16, 32, 64):
+        run.extend(times * length)
+        dropped = run.rounds - run.totals.rounds - first
+        assert dropped <= times * length / starts.LATER
+        if times >= 2 * starts.LATER:
+            assert dropped >= times * length / (2 * starts.LATER)
+    run.close()
