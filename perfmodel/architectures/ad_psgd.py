@@ -13,7 +13,7 @@ from perfmodel.architectures.memory import Parts, replica_of, with_copies
 from perfmodel.base.arrays import NONE, Ids
 from perfmodel.base.quantities import Quantity, floor_half, is_symbol, maximum, where
 from perfmodel.communication.network import Network
-from perfmodel.communication.partners import Partners
+from perfmodel.communication.partners import Partners, as_far
 from perfmodel.communication.rates import Use
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
@@ -71,17 +71,17 @@ def sides(workers: int, options: Options) -> tuple[Ids, Ids]:
     return index[~passive], index[passive]
 
 
-def build(job: Job, *, layers: bool = True) -> OpGraph:
+def build(job: Job, of: int | None = None) -> OpGraph:
     """Build the op graph: computation, and the active workers' exchanges during or after it.
 
-    Without ``layers`` each pass of a worker is one op.
+    If the job has a few ``of`` many workers, each pass is one op.
     """
     b = GraphBuilder()
-    workers = add_workers(b, job, layers=layers)
+    workers = add_workers(b, job, layers=of is None)
     optimizer = add_optimizer(b, job, workers).last
     begin = add_begin(b, job, workers, optimizer)
     if job.workers > 1:
-        counter = _add_exchange(b, job, workers, begin, optimizer)
+        counter = _add_exchange(b, job, workers, begin, optimizer, of or job.workers)
     else:
         counter = b.counters(optimizer)
     b.probe(
@@ -97,7 +97,9 @@ def build(job: Job, *, layers: bool = True) -> OpGraph:
     return b.build(device=workers.device, mark=optimizer)
 
 
-def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimizer: Ids) -> Ids:
+def _add_exchange(
+    b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimizer: Ids, of: int
+) -> Ids:
     """Let each active worker exchange models with a passive one.
 
     Returns a counter for each worker's model, (workers,), that rises with each average and with
@@ -105,7 +107,9 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optim
     """
     active, passive = sides(job.workers, Options.of(job))
     network = Network(b, job)
-    partners = Partners.add(b, active, np.broadcast_to(passive, (len(active), len(passive))))
+    candidates = np.broadcast_to(passive, (len(active), len(passive)))
+    candidates = as_far(job, active, candidates, len(sides(of, Options.of(job))[1]))
+    partners = Partners.add(b, active, candidates)
     request = partners.send(b, "request", job, network)
     averaged = partners.when_drawn(b, "average of the partner")
     reply = partners.send(b, "reply", job, network, reply=True)
@@ -121,7 +125,9 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optim
     b.log("average", average)
     counter = np.full(job.workers, NONE)
     counter[active] = b.counters(np.stack([optimizer[active], average]))
-    counter[passive] = b.counters(np.concatenate([optimizer[passive][None], averaged]))
+    counter[passive] = b.counters(
+        np.concatenate([optimizer[passive][None], partners.by_candidate(averaged)])
+    )
     return counter
 
 
@@ -247,7 +253,7 @@ ARCHITECTURE = Architecture(
     title="AD-PSGD (random pairs, asynchronous)",
     options=Options,
     build=build,
-    few=lambda job, count: build(few_peers(job, count), layers=False),
+    few=lambda job, count: build(few_peers(job, count), of=job.workers),
     memory=memory,
     assumptions=(
         "in each iteration an active worker draws a passive worker, all equally likely, sends its "

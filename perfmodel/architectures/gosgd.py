@@ -13,7 +13,7 @@ from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import number, whole_number
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
 from perfmodel.communication.network import Network
-from perfmodel.communication.partners import Partners, others
+from perfmodel.communication.partners import Partners, as_far, others
 from perfmodel.communication.rates import Use
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
@@ -90,17 +90,17 @@ def window(options: Options) -> int:
     return min(math.ceil(options.queue / max(options.probability, 1e-9)), MOST_STEPS)
 
 
-def build(job: Job, *, layers: bool = True) -> OpGraph:
+def build(job: Job, of: int | None = None) -> OpGraph:
     """Build the op graph: computation, random pushes after it, and merges before the next step.
 
-    Without ``layers`` each pass of a worker is one op.
+    If the job has a few ``of`` many workers, each pass is one op.
     """
     b = GraphBuilder()
-    workers = add_workers(b, job, layers=layers)
+    workers = add_workers(b, job, layers=of is None)
     optimizer = add_optimizer(b, job, workers).last
     begin = add_begin(b, job, workers, optimizer)
     if job.workers > 1 and Options.of(job).probability > 0.0:
-        _add_gossip(b, job, workers, begin, optimizer)
+        _add_gossip(b, job, workers, begin, optimizer, of or job.workers)
     b.probe(
         "staleness", optimizer, optimizer, lag=1, counter=b.counters(optimizer), group=workers.index
     )
@@ -110,10 +110,13 @@ def build(job: Job, *, layers: bool = True) -> OpGraph:
     return b.build(device=workers.device, mark=optimizer)
 
 
-def _add_gossip(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimizer: Ids) -> None:
+def _add_gossip(
+    b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimizer: Ids, of: int
+) -> None:
     """Send models at random, one after the other; a worker is at most a window ahead of them."""
     options = Options.of(job)
-    partners = Partners.add(b, workers.index, others(job.workers))
+    candidates = as_far(job, workers.index, others(job.workers), of - 1)
+    partners = Partners.add(b, workers.index, candidates)
     push = partners.send(b, "push", job, Network(b, job))
     if options.probability < 1.0:
         b.active(push, probability=options.probability, draw=partners.draw)
@@ -135,9 +138,7 @@ def _add_merges(
     b.edge(merge, workers.forward[:, 0])
     deliver = partners.when_drawn(b, "deliver", options.probability)
     b.edge(push[:, None], deliver)
-    for worker in range(job.workers):
-        sender = partners.candidates[worker]
-        to = deliver[sender, (worker - sender - 1) % job.workers]
+    for worker, to in enumerate(partners.by_candidate(deliver).T):
         b.mailbox(int(merge[worker]), to, options.merge_per_model_s * workers.slowdown[worker])
 
 
@@ -289,7 +290,7 @@ ARCHITECTURE = Architecture(
     title="GoSGD (gossip, asynchronous)",
     options=Options,
     build=build,
-    few=lambda job, count: build(few_peers(job, count), layers=False),
+    few=lambda job, count: build(few_peers(job, count), of=job.workers),
     memory=memory,
     assumptions=(
         "a model goes to one of the other workers, all equally likely",

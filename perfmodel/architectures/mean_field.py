@@ -15,8 +15,8 @@ FEWEST, MOST = 16, 128
 """Fewest and most workers of a graph that represent all."""
 
 FEWEST_PEERS = 256
-"""Fewest workers that represent all if they exchange models with each other: with 128, rates are up
-to 4 % higher, since a worker meets the same ones more often."""
+"""Fewest workers that represent all if they exchange models with each other, so that a worker
+seldom meets the same one again."""
 
 OPS = 70_000
 """Operations that a graph may have before it has fewer workers than MOST."""

@@ -18,6 +18,27 @@ def others(workers: int) -> Ids:
     return (index[:, None] + index[None, 1:]) % workers
 
 
+def as_far(job: Job, worker: Ids, candidates: Ids, of: int) -> Ids:
+    """Return partners, (senders, fewer), that are as often on a worker's own node as among ``of``
+    candidates of a larger job on full nodes, of ``candidates`` (senders, candidates).
+
+    Among few workers more messages would stay inside a node. All are returned if senders have
+    different numbers of candidates on their nodes.
+    """
+    node = np.array([seat.node for seat in job.seats()])
+    near = node[candidates] == node[worker][:, None]
+    counts = near.sum(axis=1)
+    if (counts != counts[0]).any():
+        return candidates
+    far = candidates.shape[1] - counts[0]
+    kept = round(counts[0] * far / max(of - counts[0], 1))
+    beyond = np.where(near, (candidates - worker[:, None]) % job.workers, job.workers)
+    dropped = beyond.argsort(axis=1, kind="stable")[:, kept : counts[0]]
+    stays = np.ones(candidates.shape, np.bool_)
+    np.put_along_axis(stays, dropped, False, axis=1)
+    return candidates[stays].reshape(len(worker), -1)
+
+
 class Partners(msgspec.Struct, frozen=True, eq=False):
     """Workers that independently draw a partner for each iteration.
 
@@ -66,6 +87,12 @@ class Partners(msgspec.Struct, frozen=True, eq=False):
             burst_bytes=routes["burst_bytes"],
         )
         return sent
+
+    def by_candidate(self, ops: Ids) -> Ids:
+        """Return ``ops`` (senders, candidates) by the worker that they concern, in ascending order,
+        (senders that may draw it, workers that may be drawn)."""
+        order = self.candidates.ravel().argsort(kind="stable")
+        return ops.ravel()[order].reshape(len(np.unique(self.candidates)), -1).T
 
     def when_drawn(self, b: GraphBuilder, label: str, probability: float = 1.0) -> Ids:
         """Add zero-length ops, active if that candidate was drawn, (senders, candidates).
