@@ -22,15 +22,17 @@ def as_far(job: Job, worker: Ids, candidates: Ids, of: int) -> Ids:
     """Return partners, (senders, fewer), that are as often on a worker's own node as among ``of``
     candidates of a larger job on full nodes, of ``candidates`` (senders, candidates).
 
-    Among few workers more messages would stay inside a node. All are returned if senders have
-    different numbers of candidates on their nodes.
+    Among few workers more messages would stay inside a node. All are returned if there are no more
+    in the larger job, or if senders have different numbers of candidates on their nodes.
     """
+    if of <= candidates.shape[1]:
+        return candidates
     node = np.array([seat.node for seat in job.seats()])
     near = node[candidates] == node[worker][:, None]
     counts = near.sum(axis=1)
-    if (counts != counts[0]).any():
-        return candidates
     far = candidates.shape[1] - counts[0]
+    if far == 0 or (counts != counts[0]).any():
+        return candidates
     kept = round(counts[0] * far / max(of - counts[0], 1))
     beyond = np.where(near, (candidates - worker[:, None]) % job.workers, job.workers)
     dropped = beyond.argsort(axis=1, kind="stable")[:, kept : counts[0]]
