@@ -145,7 +145,11 @@ def _long_run(
     job: Job, rel_ci: float, max_ops: float, progress: Progress | None, *, whole: bool
 ) -> tuple[OpGraph, Measures]:
     """Return the graph of a job, of a few of its workers if many are equal, and its measures."""
-    if job.workers >= MANY_GROUPS and not whole:
+    few = architecture_of(job).few
+    many = job.workers >= MANY_GROUPS and job.replica is None and not alike(job)
+    if few is None or not many or whole:
+        graph = build_graph(job, fold=True, max_ops=max_ops)
+    else:
         from perfmodel.architectures.mean_field import mean_field_of  # needed for many workers
         from perfmodel.engine.mean_field import simulate_mean_field
 
@@ -153,7 +157,7 @@ def _long_run(
         if field is not None:
             graph = budget.checked(job, field.graph, max_ops)
             return graph, simulate_mean_field(field, job.seed, rel_ci, progress)
-    graph = build_graph(job, fold=True, max_ops=max_ops)
+        graph = budget.built(job, lambda some: few(some, some.workers), max_ops)
     return graph, simulate(graph, seed=job.seed, rel_ci=rel_ci, progress=progress)
 
 

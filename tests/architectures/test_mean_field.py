@@ -240,3 +240,28 @@ def test_a_field_without_shared_resources_needs_no_guess() -> None:
     assert field.at(1.0).op_seconds is not None
     assert (field.left(5.0)[0] == 1.0).all()
     assert field.graph.n_groups == few_workers.FEWEST_PEERS
+
+
+@pytest.mark.parametrize(
+    ("arch", "options"),
+    [("gosgd", {"probability": 0.5}), ("ad_psgd", {}), ("easgd", {"period": 2})],
+)
+def test_many_unequal_workers_take_as_long_without_their_layers(
+    arch: str, options: dict[str, Any]
+) -> None:
+    slow = (Straggler(3, 1.5),)
+    given = job(48, arch=arch, options=options, stragglers=slow, jitter=0.1)
+    found = predict(given, fidelity="fine")
+    whole = simulate(build_graph(given), seed=3)
+    width = found.throughput_ci_fraction + whole.ci_fraction
+    rate = found.throughput_samples_per_s / given.workload.batch_size
+    assert rate == pytest.approx(float(whole.iterations_per_s.sum()), rel=width)
+    assert found.idle_fraction.mean == pytest.approx(1.0 - whole.busy_fraction.mean(), abs=0.01)
+
+
+def test_workers_that_start_together_are_folded() -> None:
+    given = job(64, start="together", update_s=0.0)
+    folded = simulate(build_graph(given, fold=True))
+    found = predict(given, fidelity="fine")
+    rate = float((folded.iterations_per_s * build_graph(given, fold=True).group_count).sum())
+    assert found.throughput_samples_per_s == pytest.approx(4.0 * rate, rel=1e-12)
