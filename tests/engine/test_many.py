@@ -266,6 +266,16 @@ def test_one_start_is_enough_if_a_server_is_always_busy(arch: str) -> None:
     assert simulate(build_graph(full())).runs >= 2
 
 
+def test_workers_whose_exchanges_take_no_time_have_no_links() -> None:
+    """Two workers on a node without links compute for 3 s, and average at once."""
+    work = workload([1.0], [2.0], [10.0])
+    given = {"arch": "local_sgd", "workers": 2, "start": "staggered"}
+    found = predict(
+        make_job(workload=work, cluster=cluster(devices_per_node=2), **given), fidelity="fine"
+    )
+    assert found.iteration_s == pytest.approx(3.0, rel=1e-4)
+
+
 def test_one_start_halves_the_rounds_of_workers_with_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
