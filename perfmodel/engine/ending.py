@@ -27,9 +27,6 @@ from perfmodel.engine.timers import set_timer
 from perfmodel.engine.waits import note, open_wait, record_of, walk_critical
 from perfmodel.engine.world import World
 
-MOST_TURNS = 16
-"""Largest number of turns in which the groups' critical paths are walked."""
-
 
 def piece_moved(w: World, op: Id) -> None:
     """Handle the end of the transfer of an op's bytes, or of its current piece."""
@@ -216,20 +213,27 @@ def _probe(w: World, op: Id, active: bool) -> None:
         note(w, op, LOG_END)
 
 
-def _walked(w: World, group: int) -> bool:
-    """Return whether the critical path of a group's current iteration is walked: in each round that
-    of a group, or of one in MOST_TURNS. A group's turn takes a span of iterations, so that walks
-    meet all that happens in some iterations only as often as it happens."""
-    s = w.state[0]
-    turns = min(s.n_groups, MOST_TURNS)
-    return bool(w.groups[group].iterations // s.span % turns == group % turns)
+def _walk(w: World, group: int, record: int) -> None:
+    """Walk the critical path of a group after each ``stride`` of iterations, if it is its turn.
+
+    Groups take turns, one or several at a time. A turn takes a span of iterations, so that walks
+    meet all that happens in some iterations only as often as it happens. Charged is the stride
+    before the last one: from then on, walks that begin at different workers have usually met.
+    """
+    s, g = w.state[0], w.groups[group]
+    turn = g.iterations // max(s.span, s.stride) + s.first_turn
+    if g.iterations >= s.unwalked and (turn + turn // s.turns) % s.turns == group % s.turns:
+        if record != NONE:
+            walk_critical(w, record, g.before, g.began if g.iterations >= s.stride else s.now)
+    g.before = g.began
+    g.began = s.now
 
 
 def _mark(w: World, group: int, record: int) -> None:
     """Record that a group has ended an iteration."""
     s, g = w.state[0], w.groups[group]
-    if g.iterations > 0 and record != NONE and s.depth > 0 and _walked(w, group):
-        walk_critical(w, record, w.marked_at[group])
+    if s.depth > 0 and (g.iterations + 1) % s.stride == 0:
+        _walk(w, group, record)
     w.marked_at[group] = s.now
     w.marked_busy[group] = w.slots[g.device].busy
     for k in range(group * CAUSES, (group + 1) * CAUSES):

@@ -147,6 +147,21 @@ class Totals(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         done = self.progress if len(self.progress) else self.iterations
         return float((done * graph.group_count).sum()) / self.time
 
+    def with_path_of(self, other: Totals) -> Totals:
+        """Return the totals with the critical paths of another interval too."""
+        return msgspec.structs.replace(
+            self,
+            critical=self.critical + other.critical,
+            critical_count=self.critical_count + other.critical_count,
+            walks=self.walks + other.walks,
+        )
+
+    def without_path(self) -> Totals:
+        """Return the totals without critical paths."""
+        return msgspec.structs.replace(
+            self, critical=0.0 * self.critical, critical_count=0.0 * self.critical_count, walks=0
+        )
+
     @property
     def staleness(self) -> float:
         """Mean staleness; NaN without any update."""

@@ -25,7 +25,6 @@ from perfmodel.engine.starts import (
     FEWEST_RUNS,
     MOST_ROUNDS,
     MOST_RUNS,
-    RECORDED,
     RESOLUTION,
     ci_of,
     expected,
@@ -34,6 +33,7 @@ from perfmodel.engine.starts import (
 )
 from perfmodel.engine.state import forget_gap
 from perfmodel.engine.steady import BatchMeans, Recurrence
+from perfmodel.engine.tracing import DEPTH, MANY, depth_of, recorded
 from perfmodel.graph.op_graph import OpGraph
 
 if TYPE_CHECKING:
@@ -48,9 +48,6 @@ LEAST_GROWTH = 0.1
 SPREAD_STARTS, SPREAD_RUNS = 8, 4
 """Starts of a job, and successive runs from each, for estimating the spread of runs: to within
 about 15 % of it."""
-
-_DEPTH, _MOST_DEPTH = 8, 128
-"""Recorded instances of each op for finding a critical cycle, and their maximum."""
 
 
 def simulate(
@@ -110,8 +107,11 @@ def first_iterations(
     totals: list[Totals] = []
     ci = inf if graph.random else 0.0
     runs = MOST_RUNS if graph.random else 1
+    depth = depth_of(graph, iterations, DEPTH)
     for run_seed in seeds(seed, runs):
-        with Simulation(graph, run_seed, compiled, depth=RECORDED) as run:
+        with Simulation(graph, run_seed, compiled, depth=depth) as run:
+            if 2 * iterations <= depth:  # else their path is longer than the records
+                run.trace_whole(iterations)
             run.advance(iterations)
             totals.append(run.totals())
         if progress is not None:
@@ -201,7 +201,7 @@ def prepare(graph: OpGraph, *, compiled: bool | None = None) -> None:
 
 def _periodic(graph: OpGraph, progress: Progress | None, compiled: bool | None) -> Measures | None:
     """Measure one period; None if none was found."""
-    with Simulation(graph, 0, compiled, depth=_DEPTH) as run:
+    with Simulation(graph, 0, compiled, depth=DEPTH) as run:
         recurrence = Recurrence()
         most = max(MOST_PERIODIC_ROUNDS, 4 * run.span)
         done, lead = 0, 0.0
@@ -229,22 +229,21 @@ def _periodic(graph: OpGraph, progress: Progress | None, compiled: bool | None) 
                     done += period.rounds
                     run.advance(done)
                     period = run.totals() - before
-                for more in (0, 1, 2, 4, _DEPTH):  # rounds needed to record enough
+                for more in (0, 1, 2, 4, DEPTH):  # rounds needed to record enough
                     run.advance(done + more)
                     cycle = critical_cycle(graph, run.world, period.time)
                     if cycle:
                         break
                 break
-    if not cycle and (depth := _power_of_two(4 * period.rounds)) > _DEPTH:
-        # record as far back as the cycle may reach
+    alike = bool((period.iterations == period.iterations[0]).all())
+    if not cycle or not alike:  # record as far back as the cycle may reach
+        depth = depth_of(graph, period.rounds, MANY)
         with Simulation(graph, 0, compiled, depth=depth) as run:
             run.advance(done + depth)
-            cycle = critical_cycle(graph, run.world, period.time)
+            cycle = critical_cycle(graph, run.world, period.time) if alike else ()
+            if not cycle:  # or each group may have its own
+                period = run.trace_on(period.without_path(), period.rounds)
     return measures(graph, period, periodic=True, cycle=cycle)
-
-
-def _power_of_two(at_least: int) -> int:
-    return min(1 << (at_least - 1).bit_length(), _MOST_DEPTH)
 
 
 def _from_one_start(
@@ -252,7 +251,7 @@ def _from_one_start(
 ) -> Measures:
     from perfmodel.engine.warmup import warm_up
 
-    with Simulation(graph, seed, compiled, depth=RECORDED) as run:
+    with Simulation(graph, seed, compiled, depth=recorded(graph)) as run:
         pilot = warm_up(run, rel_ci, 0, progress)
         series = BatchMeans()
         for before, after in pairwise(pilot.clocks):
@@ -275,7 +274,7 @@ def _from_one_start(
                 clock = after
         return measures(
             graph,
-            run.totals() - pilot.begin,
+            run.trace_on(run.totals() - pilot.begin, run.span),
             ci_fraction=max(ci, RESOLUTION * rel_ci) + pilot.loss,
             transient_rounds=pilot.transient_rounds,
         )

@@ -15,6 +15,7 @@ from perfmodel.engine.progress import RESOLUTION_OF_SHORT, saturated, short_runs
 from perfmodel.engine.run import Simulation
 from perfmodel.engine.state import forget_gap
 from perfmodel.engine.steady import AT_EACH_LOOK, ci_fraction
+from perfmodel.engine.tracing import recorded
 from perfmodel.graph.op_graph import OpGraph
 
 if TYPE_CHECKING:
@@ -54,9 +55,6 @@ KEPT_OPS = 2_000_000
 """Operations of all runs that stay in memory until they are made longer: about 1 GB. Others are
 repeated."""
 
-RECORDED = 4
-"""Recorded instances of each op, for attributing waits."""
-
 
 def from_many_starts(
     graph: OpGraph, seed: int, rel_ci: float, progress: Progress | None, compiled: bool | None
@@ -70,7 +68,7 @@ def from_many_starts(
         runs, short = starts.runs, short_runs(graph)
         return measures(
             graph,
-            functools.reduce(operator.add, [run.totals for run in runs]),
+            starts.traced(),
             ci_fraction=max(starts.ci, (RESOLUTION_OF_SHORT if short else RESOLUTION) * rel_ci)
             + float(np.mean([run.pilot.loss for run in runs]))
             + abs(float(np.mean([run.pilot.drift for run in runs]))),
@@ -119,6 +117,14 @@ class _Start:
         self._ends.append(self._run.totals())
         self.totals = self._ends[-1] - begin
 
+    def trace_on(self, totals: Totals) -> Totals:
+        """Return ``totals`` with the critical paths of further rounds, if they have too few and the
+        simulation is in memory, or if they have none; the last thing that is done with a run."""
+        if self._run is None and totals.walks == 0:
+            self._run = self._begin()
+            self._run.advance(self.rounds)
+        return totals if self._run is None else self._run.trace_on(totals, self._run.span)
+
     def close(self) -> None:
         """Free the memory of the simulation; the run can be continued nevertheless."""
         if self._run is not None:
@@ -127,7 +133,7 @@ class _Start:
 
     def _begin(self) -> Simulation:
         graph, seed, compiled = self._how
-        return Simulation(graph, seed, compiled, depth=RECORDED, steady=True)
+        return Simulation(graph, seed, compiled, depth=recorded(graph), steady=True)
 
 
 class _Starts:
@@ -195,6 +201,13 @@ class _Starts:
                 run.close()
         self._look()
         return True
+
+    def traced(self) -> Totals:
+        """Return the totals of all runs, with enough critical paths."""
+        whole = functools.reduce(operator.add, [run.totals for run in self.runs])
+        for run in () if self._short and whole.walks else self.runs:
+            whole = run.trace_on(whole)
+        return whole
 
     @property
     def _spent(self) -> int:

@@ -102,31 +102,42 @@ def note(w: World, op: int, what: int) -> None:
     s.log_left -= 1
 
 
-def walk_critical(w: World, record: int, until: float) -> None:
-    """Walk back to ``until`` through the ops that enabled each other; charge the time to them.
+def walk_critical(w: World, record: int, until: float, since: float) -> None:
+    """Walk back through the ops that enabled each other; charge the time between ``since`` and
+    ``until``, the earlier one, to them.
 
-    Where the records end, the rest is charged to the last op that took time.
+    If the records end later than ``until``, the earliest part of the path that is as long is
+    charged, and what it lacks to all of the path in proportion.
     """
     s = w.state[0]
-    end = s.now
-    last = record // s.depth
-    s.walks += 1
-    for _ in range(MOST_STEPS * s.n_ops):
+    s.walks += s.stride
+    lacking = _charge(w, record, until, since, 1.0)
+    if lacking > 0.0:
+        reach, later = until + lacking, min(since + lacking, s.now)
+        _charge(w, record, max(since, reach), later, 1.0)
+        rest = lacking - (later - since)
+        if rest > 0.0 and s.now > reach:
+            _charge(w, record, reach, s.now, rest / (s.now - reach))
+
+
+def _charge(w: World, record: int, until: float, since: float, weight: float) -> float:
+    """Charge a part of a critical path to its ops. Return how much of it the records lack."""
+    s = w.state[0]
+    end: float = s.now
+    for _ in range(max(MOST_STEPS, s.depth) * s.n_ops):
         start = w.history[record].start
         if start > end:  # overwritten by a later instance
             break
-        op = record // s.depth
-        last = op if end > start else last
-        part = 1.0
-        if start < until:
-            part = (end - until) / (end - start)
-        w.critical[op] += end - max(start, until)
-        w.critical_count[op] += max(part * w.history[record].count, 1.0)
+        charged = min(end, since) - max(start, until)
+        if charged > 0.0:
+            op = record // s.depth
+            w.critical[op] += weight * charged
+            w.critical_count[op] += weight * charged / (end - start) * w.history[record].count
         end = start
         record = w.history[record].enabler
         if record == NONE or not end > until:
-            return
-    w.critical[last] += end - until
+            return 0.0
+    return end - until
 
 
 def attribute_wait(w: World, group: int, until: float, record: int) -> None:

@@ -23,9 +23,10 @@ def _record(**kinds: str) -> np.dtype[np.void]:
 STATE = _record(
     f8="now gap_seconds soon_since",
     i8="raised key at_once visits",
-    i4="n_ops n_links n_groups span limit depth first_span end_span plain timer_room bins "
-    "staggered slowest fastest behind gap_max timers soon soon_first touched changed busy_pools "
-    "walks fault culprit region_links region_routes filling logged log_room log_left",
+    i4="n_ops n_links n_groups span stride turns first_turn unwalked limit depth first_span "
+    "end_span plain timer_room bins staggered slowest fastest behind gap_max timers soon "
+    "soon_first touched changed busy_pools walks fault culprit region_links region_routes filling "
+    "logged log_room log_left",
 )
 OP = _record(  # 64 bytes, the size of a cache line
     f8="seconds bytes since",
@@ -59,7 +60,7 @@ ROUTE = _record(
     I4="flow goal",
 )
 POOL = _record(f8="service at rate limit _1 _2", i4="first n noted independent")
-GROUP = _record(i4="iterations device")
+GROUP = _record(f8="began before", i4="iterations device")
 STREAM = _record(f8="factor", i4="first at")
 SPECIAL = _record(
     f8="probability quantum left per_token cycle cap began needed",

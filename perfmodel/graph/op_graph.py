@@ -323,7 +323,8 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
         return self.hold_slots[self.hold_start[op] : self.hold_start[op + 1]]
 
     def uses(self, ops: Iterable[int], link_utilisation: Floats) -> dict[int, OpUse]:
-        """Return the resource use of each op: the busiest link of its path, else its first slot.
+        """Return the resource use of each op: the busiest link of its path, the first of those that
+        are about as busy, else its first slot.
 
         Of an op that draws its path, it is the family whose links are busiest on average.
         """
@@ -358,8 +359,7 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
                     uses[op] = OpUse(labels[block], met.label, "", seconds + drawn_s, met.part)
                     continue
             if moves and route != NONE and route not in busiest:
-                path = self.path(op)
-                busiest[route] = int(path[np.argmax(link_utilisation[path])]) if len(path) else NONE
+                busiest[route] = self._busiest_link(route, link_utilisation)
             link = busiest[route] if moves and route != NONE else NONE
             over_link, fixed_s = link != NONE, latency_s
             if over_link:
@@ -376,6 +376,14 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
             family, name, part = named[resource]
             uses[op] = OpUse(labels[block], family, name, fixed_s, part)
         return uses
+
+    def _busiest_link(self, route: int, link_utilisation: Floats) -> int:
+        """Return the busiest link of a route, the first of those that are about as busy; else NONE.
+
+        Links that take the same bytes differ in a simulation by what is under way at its end."""
+        path = self.route_links[self.route_start[route] : self.route_start[route + 1]]
+        used = link_utilisation[path]
+        return int(path[np.argmax(AS_BUSY * used >= used.max())]) if len(path) else NONE
 
     def _busiest_block(self, routes: Refs, link_utilisation: Floats) -> Block | None:
         """Return the block of links that are busiest on average over these routes, None without

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from perfmodel import Straggler, build_graph, predict
-from perfmodel.engine.simulation import simulate
+from perfmodel import Jitter, Straggler, build_graph, predict
+from perfmodel.architectures.registry import find, read_options
+from perfmodel.engine.simulation import first_iterations, simulate
 from perfmodel.graph.op_graph import OpGraph, block_of
 from perfmodel.graph.rules import Batch, Choice, Mailbox
 from perfmodel.predicting.bottleneck import bottleneck
@@ -102,16 +103,52 @@ def test_waits_for_an_average_are_traced_past_the_steps_that_it_permits(
 @pytest.mark.parametrize(("workers", "met"), [(2, "link out of"), (3, "link into")])
 def test_models_sent_to_random_workers_count_towards_their_links(workers: int, met: str) -> None:
     """Sending takes nearly all of the time of an iteration, 10 bytes in every tenth, and computing
-    3 s. Of three workers, two may send to one at once; of two, only one can."""
+    3 s. Of three workers, two may send to one at once; of two, only one can. Some of the
+    computation takes place while models are sent, and is not on the critical path."""
     work = workload([1.0], [2.0], [10.0])
     options = {"probability": 0.1, "queue": 1}
     found = predict(job(work, cluster(0.05), workers, "gosgd", options), fidelity="fine")
-    computing = 3.0 / found.iteration_s
-    expected = {"device of": computing, met: 1.0 - computing}
-    assert found.bottleneck.shares == pytest.approx(expected, abs=0.01)
+    shares = found.bottleneck.shares
+    assert set(shares) == {"device of", met}
+    assert 0.0 < shares["device of"] < 0.7 * 3.0 / found.iteration_s
     assert found.bottleneck.text.startswith(
         f"{'sending' if workers == 2 else 'receiving'} over the {met} "
     )
+
+
+@pytest.mark.parametrize("jitter", [None, 1e-6])
+@pytest.mark.parametrize("arch", ["local_sgd", "easgd", "d_psgd", "ps"])
+def test_a_loader_that_is_always_busy_is_the_bottleneck(arch: str, jitter: float | None) -> None:
+    """Loading takes 5 s and computing 3 s, in parallel: loading takes all of the critical path, not
+    only the 2 s in which the device waits."""
+    work = workload([1.0], [2.0], [1.0], data_loading_s=5.0)
+    found = predict(job(work, cluster(1e6), 2, arch, jitter=jitter), fidelity="fine")
+    assert found.iteration_s == pytest.approx(5.0, rel=1e-3)
+    assert found.idle_fraction.by_cause["data"] == pytest.approx(0.4, rel=1e-3)
+    assert found.bottleneck.shares["data loader of"] == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("jitter", [None, 1e-6])
+def test_a_server_that_is_always_busy_is_the_bottleneck(jitter: float | None) -> None:
+    """Eight workers need 6 s for an iteration, and the server 2 s for an update of each: it is
+    always busy, and the time in which it could do nothing for a worker does not matter."""
+    work = workload([2.0], [4.0], [1.0])
+    where = cluster(1e6, update_per_tensor_s=2.0)
+    found = predict(job(work, where, 8, "ps", {"sync": "asp"}, jitter=jitter), fidelity="fine")
+    assert found.iteration_s == pytest.approx(16.0, rel=1e-3)
+    assert found.idle_fraction.by_cause["server"] == pytest.approx(10.0 / 16.0, rel=1e-3)
+    assert found.bottleneck.shares["update threads of"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_path_of_few_iterations_is_whole() -> None:
+    """Two workers compute for 3 s, push 10 bytes each over the server's link of 1 byte/s and pull
+    them again: the first iteration takes 3 + 20 s, or 3 + 40 s with the pulls, before the next."""
+    graph = build_graph(job(workload([1.0], [2.0], [10.0]), cluster(1.0), 2, "ps", {}))
+    for iterations, whole_s in ((1, 23.0), (2, 66.0), (3, 109.0)):
+        found = first_iterations(graph, iterations)
+        shares = bottleneck(graph, found).shares
+        assert found.elapsed_s == pytest.approx(whole_s)
+        assert shares["device of"] == pytest.approx(3.0 * iterations / whole_s)
 
 
 def without_communication(graph: OpGraph) -> OpGraph:
@@ -158,3 +195,34 @@ def test_laws_of_shares(arch: str, options: dict[str, Any], data: st.DataObject)
     alone = without_communication(graph)
     shares = bottleneck(alone, simulate(alone, seed=1, rel_ci=0.5)).shares
     assert sum(shares.get(name, 0.0) for name in COMPUTING) == pytest.approx(1.0, abs=1e-3)
+
+
+def _in_turns(arch: str, options: dict[str, Any]) -> bool:
+    """Whether workers wait for each other: other workers' order, and so their path, may change."""
+    architecture, aliased = find(arch)
+    return not read_options(architecture, {**aliased, **options}).asynchronous
+
+
+@pytest.mark.sampled(3)
+@third_of_variants(_in_turns)
+@examples(3)
+@given(data=st.data())
+def test_hardly_any_jitter_hardly_moves_shares(
+    arch: str, options: dict[str, Any], data: st.DataObject
+) -> None:
+    """Without jitter, the critical path is one that repeats; with it, a mean over many."""
+    exact = data.draw(jobs(arch, options))
+    times = exact.workload.compute_s
+    loading_s = data.draw(st.sampled_from([3.0 * times, 0.0]))
+    factor = data.draw(st.sampled_from([2.0, 1.0]))
+    exact = msgspec.structs.replace(
+        exact,
+        workload=msgspec.structs.replace(exact.workload, data_loading_s=loading_s),
+        stragglers=(Straggler(exact.workers - 1, factor),),
+    )
+    jittered = msgspec.structs.replace(exact, jitter=Jitter(1e-6))
+    one, other = (predict(each, fidelity="fine") for each in (exact, jittered))
+    assert other.iteration_s == pytest.approx(one.iteration_s, rel=0.01)
+    for name in {*one.bottleneck.shares, *other.bottleneck.shares}:
+        expected = pytest.approx(one.bottleneck.shares.get(name, 0.0), abs=0.1)
+        assert other.bottleneck.shares.get(name, 0.0) == expected
