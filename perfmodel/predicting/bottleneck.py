@@ -30,7 +30,6 @@ _ACTIVITIES = {
     "cores of": "computation on shared cores",
 }
 
-
 _TOGETHER = {
     EXCHANGE: "exchanges over context-parallel devices",
     SUM: "sums over tensor-parallel devices",
@@ -47,8 +46,7 @@ def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
     The critical path leads back from the end of an iteration through the event that let each op
     start: its last input, or the release of its slot. A transfer counts towards the busiest link
     on its route; fixed delays per message count as latency, but what devices of a replica do
-    together inside a node. Of computation in a pipeline, the stage
-    that takes most of it is named.
+    together inside a node. Of computation in a pipeline, the stage that takes most is named.
     """
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     stages: dict[str, float] = defaultdict(float)
@@ -121,9 +119,8 @@ def _owners(family: str) -> str:
     """Return the owners of a family's resources, if the label does not already name them."""
     if family.startswith("inside link"):
         return " the devices"
-    if family == BETWEEN_SITES:
-        return ""
-    return " the nodes" if "link" in family or family == "cores of" else ""
+    of_nodes = family == "cores of" or ("link" in family and family != BETWEEN_SITES)
+    return " the nodes" if of_nodes else ""
 
 
 def _of_stages(stages: Mapping[str, float], shares: Mapping[str, float]) -> str:
