@@ -14,6 +14,10 @@ from perfmodel.inputs.job import Job
 FEWEST, MOST = 16, 128
 """Fewest and most workers of a graph that represent all."""
 
+MOST_ALONE = 64
+"""Most of the first workers that represent themselves only: those up to the last slow one, and the
+others of its node."""
+
 FEWEST_PEERS = 256
 """Fewest workers that represent all if they exchange models with each other, so that a worker
 seldom meets the same one again."""
@@ -28,18 +32,20 @@ def mean_field_of(job: Job) -> MeanField | None:
     few = architecture_of(job).few
     if few is None or job.workers < MANY_GROUPS or not _represented(job):
         return None
-    least = _whole_nodes(job, FEWEST)
-    if job.workers < 2 * least:
+    each = job.cluster.devices_per_node
+    alone = max((straggler.worker // each + 1 for straggler in job.stragglers), default=0) * each
+    least = alone + _whole_nodes(job, FEWEST)
+    if job.workers < 2 * least or alone > MOST_ALONE:
         return None
     graph = few(job, least)
-    count = _whole_nodes(job, min(OPS * graph.n_groups // graph.n_ops, MOST))
+    count = max(_whole_nodes(job, min(OPS * graph.n_groups // graph.n_ops, MOST)), least)
     if job.workers < 2 * max(count, graph.n_groups):
         return None
     if count > graph.n_groups:
         graph = few(job, count)
     servers = job.options.server_count
     places = homes_of(job, servers) if servers else np.zeros(0, np.int64)
-    return MeanField.of(graph, job.workers, places)
+    return MeanField.of(graph, job.workers, places, alone)
 
 
 def few_peers(job: Job, count: int) -> Job:
@@ -56,15 +62,15 @@ def _whole_nodes(job: Job, count: int) -> int:
 
 
 def _represented(job: Job) -> bool:
-    """Return whether workers are equal and asynchronous, and nothing depends on how many there are
-    but the load of what they share. Workers on the node of a server are faster than others."""
+    """Return whether workers are asynchronous and equal, but for some slow ones, and nothing
+    depends on how many there are but the load of what they share. Workers on the node of a server
+    are faster than others."""
     cluster = job.cluster
     return (
         job.options.asynchronous
         and job.start == "staggered"
         and job.replica is None
         and not job.islands
-        and not job.stragglers
         and not cluster.overrides
         and not cluster.devices_on_nodes
         and not cluster.sites

@@ -10,6 +10,7 @@ from perfmodel.engine.run import Simulation
 from perfmodel.engine.simulation import simulate
 from perfmodel.engine.warmup import TOLERATED_DRIFT, Progress, warm_up
 from perfmodel.graph.mean_field import MeanField
+from perfmodel.graph.op_graph import CAUSES, OpGraph
 
 MOST_GUESSES, CLOSE = 8, 2.0
 """Most short runs that look for the rate of the workers that are left out, and how close the rate
@@ -18,6 +19,10 @@ the other."""
 
 APART = 0.01
 """Least relative difference between two guesses that tell how one rate depends on the other."""
+
+HELD_BACK, NEARLY_FULL = 0.002, 0.01
+"""Part of the time that workers wait for a bound on their lead, and idle part of the time of the
+busiest shared resource, above which a few workers cannot represent many."""
 
 SLOPE_ERROR = 0.3
 """Error of the slope that short runs tell, as a fraction of it: the interval has as much of what
@@ -46,7 +51,8 @@ def simulate_mean_field(
     """
     if not np.isfinite(field.most_per_s):
         return simulate(field.graph, seed=seed, rel_ci=rel_ci, progress=progress, compiled=compiled)
-    rates = _Rates(field.most_per_s, float(field.graph.op_stagger_s.max()))
+    alike = field.most_per_s * (1.0 - field.alone / field.workers)  # full, if all were equal
+    rates = _Rates(field.most_per_s, min(alike, 1.0 / max(_alone_s(field.graph), 1e-300)))
     close = TOLERATED_DRIFT * rel_ci
     for _ in range(MOST_GUESSES):
         graph = field.at(rates.guess)
@@ -56,7 +62,7 @@ def simulate_mean_field(
             part = run.totals() - pilot.begin
         if rates.guess == field.most_per_s and _idle(field, measures(graph, part)) <= close:
             break
-        found = part.iterations_per_s(graph) / field.workers
+        found = field.mean(part.progress) / part.time
         if rates.closed(found, CLOSE * rel_ci * rates.wider if rates.slope else close):
             break
     guess, steep = rates.guess, 1.0 - rates.slope
@@ -64,26 +70,32 @@ def simulate_mean_field(
     few = simulate(
         graph, seed=seed, rel_ci=rel_ci * rates.wider, progress=progress, compiled=compiled
     )
-    found = float((few.iterations_per_s * graph.group_count).sum()) / field.workers
+    found = field.mean(few.iterations_per_s)
     right = min(guess + (found - guess) / steep, field.most_per_s)
     wide = (few.ci_fraction + SLOPE_ERROR * abs(found - guess) / right) / steep
     few = msgspec.structs.replace(_faster(few, right / found), ci_fraction=wide)
     return _of_all(field, guess, few)
 
 
+def held_back(field: MeanField, found: Measures) -> bool:
+    """Return whether workers wait for the slowest of all, without a resource that is full: for how
+    long depends on how many they are, and they go on together, so that a few cannot tell."""
+    waited = found.wait_fraction[:, CAUSES.index("staleness_bound")]
+    return field.mean(waited) > HELD_BACK and _idle(field, found) > NEARLY_FULL
+
+
 class _Rates:
     """Iterations per second of a worker: guessed for those that are left out, and found for those
     in the graph, which are slower if the others are faster.
 
-    The first guess is the most that shared resources allow, or the rate of a worker that is alone.
-    The second is what came out. Later ones are where the line through the last two crosses equal
-    rates.
+    The first guess is given. The second is what came out. Later ones are where the line through the
+    last two crosses equal rates. None is more than the most that shared resources allow.
     """
 
-    def __init__(self, most: float, alone_s: float) -> None:
+    def __init__(self, most: float, guess: float) -> None:
         self._most = most
         self._seen: list[tuple[float, float]] = []
-        self.guess = min(most, 1.0 / max(alone_s, 1e-300))
+        self.guess = guess
 
     def closed(self, found: float, close: float) -> bool:
         """Take what was found; return whether it is as guessed, but for the fraction ``close``. If
@@ -115,6 +127,11 @@ class _Rates:
             if abs(guess - last) > APART * last:
                 return min((of_last - found) / (last - guess), 0.0)
         return 0.0
+
+
+def _alone_s(graph: OpGraph) -> float:
+    """Return the longest time of an iteration of a worker that is alone (s)."""
+    return float(graph.op_stagger_s.max())
 
 
 def _faster(few: Measures, times: float) -> Measures:
@@ -149,6 +166,8 @@ def _of_all(field: MeanField, rate_per_s: float, few: Measures) -> Measures:
     link, slot = field.left(rate_per_s)
     groups, workers = field.graph.n_groups, field.workers
     more = (workers - 1) / max(groups - 1, 1)
+    rates = few.iterations_per_s
+    made = float(rates @ field.graph.group_count) / max(float(rates.sum()), 1e-300)
     seen = np.rint(np.arange(len(few.staleness)) * more).astype(np.int64)
     return msgspec.structs.replace(
         few,
@@ -156,5 +175,5 @@ def _of_all(field: MeanField, rate_per_s: float, few: Measures) -> Measures:
         slot_utilisation=1.0 - slot + slot * few.slot_utilisation,
         staleness=np.bincount(seen, few.staleness).astype(np.int64),
         staleness_mean=few.staleness_mean * more,
-        updates_per_s=few.updates_per_s * workers / groups,
+        updates_per_s=few.updates_per_s * made,
     )

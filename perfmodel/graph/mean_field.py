@@ -27,21 +27,25 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
     Attributes
     ----------
     graph : the graph; ``group_count`` says how many workers each group represents.
+    alone : number of its first groups that represent a worker each, which may be slower.
     link_s : time of each link that an iteration of a worker takes, (links,): 0 for links that
         workers do not meet at.
     slot_s : the same for slots, (slots,).
     """
 
     graph: OpGraph
+    alone: int
     link_s: Floats
     slot_s: Floats
 
     @classmethod
-    def of(cls, graph: OpGraph, workers: int, places: Ids) -> MeanField:
+    def of(cls, graph: OpGraph, workers: int, places: Ids, alone: int = 0) -> MeanField:
         """Return the mean field of ``workers`` workers, which meet at the links and slots of these
-        ``places``, where no worker is, and at links without a place; nowhere if there are none."""
+        ``places``, where no worker is, and at links without a place; nowhere if there are none. All
+        but the first ``alone`` are equal."""
         groups = graph.n_groups
-        count = np.diff(np.linspace(0, workers, groups + 1).round().astype(np.int64))
+        ends = np.linspace(alone, workers, groups - alone + 1).round().astype(np.int64)
+        count = np.concatenate([np.ones(alone, np.int64), np.diff(ends)])
         graph = msgspec.structs.replace(graph, group_count=count)
         op, resource, seconds = work_of(graph)
         slots, links = len(graph.slot_capacity), len(graph.link_capacity_bytes_per_s)
@@ -50,7 +54,7 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
         there = np.append(places, NONE) if len(places) else places
         link_s[~np.isin(graph.link_place, there)] = 0.0
         slot_s[~np.isin(graph.slot_place, places)] = 0.0
-        return cls(graph, link_s, slot_s)
+        return cls(graph, alone, link_s, slot_s)
 
     @property
     def workers(self) -> int:
@@ -59,10 +63,15 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def most_per_s(self) -> float:
-        """Iterations per second of each worker at which a shared resource is full; infinite without
-        any."""
-        busiest_s = self.workers * max(self.link_s.max(initial=0.0), self.slot_s.max(initial=0.0))
-        return 1.0 / busiest_s if busiest_s > 0.0 else math.inf
+        """Iterations per second of each of the equal workers at which a shared resource is full;
+        infinite without any."""
+        busiest_s = max(self.link_s.max(initial=0.0), self.slot_s.max(initial=0.0))
+        return 1.0 / ((self.workers - self.alone) * busiest_s) if busiest_s > 0.0 else math.inf
+
+    def mean(self, by_group: Floats) -> float:
+        """Return the mean of a value of groups, (groups,), over the workers that are equal."""
+        equal = slice(self.alone, None)
+        return float(np.average(by_group[equal], weights=self.graph.group_count[equal]))
 
     def left(self, rate_per_s: float) -> tuple[Floats, Floats]:
         """Return the part of each link and slot that is left for the groups of the graph while each

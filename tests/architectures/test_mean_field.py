@@ -20,6 +20,8 @@ from perfmodel.graph.mean_field import MeanField
 from perfmodel.inputs.job import Job
 from tests.jobs import cluster, workload
 
+SLOW = Straggler(2, 4.0)
+
 COMPUTE_S, UPDATE_S, SENT_BYTES, RATE_BYTES_PER_S = 3.0, 0.002, 10.0, 1000.0
 """Of :func:`job`: computation of a step, updates of a gradient on the server, bytes pushed and
 pulled, and the rate of each link."""
@@ -107,7 +109,7 @@ def test_the_graph_does_not_grow_with_the_workers() -> None:
     "given",
     [
         {"workers": 255},
-        {"stragglers": [Straggler(3, 1.5)]},
+        {"stragglers": [Straggler(few_workers.MOST_ALONE, 1.5)]},
         {"arch": "ssp", "options": {"staleness_bound": 0}, "start": "together"},
         {"arch": "ring", "workers": 1024},
         {"arch": "gosgd", "workers": 511},
@@ -130,6 +132,32 @@ def test_workers_that_are_few_or_unequal_are_simulated_one_by_one(given: dict[st
     assert mean_field_of(msgspec.structs.replace(one, cluster=changed)) is None
 
 
+def test_slow_workers_represent_themselves_by_hand() -> None:
+    """Worker 5 is slow, on the second node of four: the first 8 of 128 represent a worker each,
+    the other 120 the other 248. Without the 8, the link of the server, 0.01 s each, carries
+    1 / (248 * 0.01) iterations per second of each."""
+    given = job(stragglers=[Straggler(5, 3.0)])
+    spec = msgspec.structs.replace(given.cluster, devices_per_node=4)
+    field = field_of(msgspec.structs.replace(given, cluster=spec))
+    count = field.graph.group_count
+    assert (count[:8] == 1).all()
+    assert (len(count), count.sum(), count[8:].sum()) == (128, 256, 248)
+    assert field.most_per_s == pytest.approx(1.0 / 2.48)
+    rates = np.where(np.arange(128) < 8, 100.0, 2.0)
+    assert field.mean(rates) == pytest.approx(2.0)
+    assert field.left(0.25)[0].min() == pytest.approx(1.0 - 128 * 0.25 * 0.01)
+
+
+def test_the_note_says_who_represents_others() -> None:
+    """Slow workers are the first, and only they have their own figures."""
+    equal, uneven = (predict(job(300, jitter=0.1, stragglers=some)) for some in ([], [SLOW]))
+    assert "128 workers are simulated; they represent all, which are equal" in equal.notes
+    but = "128 workers are simulated; they represent all, which are equal but for the first 3"
+    assert but in uneven.notes
+    assert len(uneven.idle_fraction.per_worker) == 300
+    assert np.argmin(uneven.idle_fraction.per_worker) == 2
+
+
 def test_nodes_are_filled() -> None:
     """Of 24 devices per node, the graph has whole nodes, and servers keep their numbers."""
     spec = msgspec.structs.replace(job().cluster, devices_per_node=24)
@@ -148,6 +176,8 @@ LOADED = [
     {"workers": 290, "arch": "easgd", "options": {"period": 1}, "jitter": 0.1},
     {"workers": 260, "options": {"duplex": True}, "jitter": 0.1},
     {"workers": 260, "options": {"softsync": 4}, "jitter": 0.1},
+    {"workers": 280, "stragglers": [Straggler(3, 2.0)], "jitter": 0.05},
+    {"workers": 420, "stragglers": [Straggler(0, 9.0), Straggler(5, 1.5)], "jitter": 0.05},
     {"workers": 512, "arch": "adpsgd", "jitter": 0.03},
     {"workers": 512, "arch": "gosgd", "jitter": 0.03},
 ]
@@ -227,7 +257,7 @@ def test_the_rate_that_workers_and_others_have_in_common(
     base: float, slope: float, most: float
 ) -> None:
     """By hand: of base + slope * rate it is base / (1 - slope), but at most ``most``."""
-    rates = engine._Rates(most, 0.1)
+    rates = engine._Rates(most, min(most, 10.0))
     for _ in range(engine.MOST_GUESSES):
         if rates.closed(min(base + slope * rates.guess, most), 1e-6):
             break
@@ -240,6 +270,28 @@ def test_a_field_without_shared_resources_needs_no_guess() -> None:
     assert field.at(1.0).op_seconds is not None
     assert (field.left(5.0)[0] == 1.0).all()
     assert field.graph.n_groups == few_workers.FEWEST_PEERS
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"workers": 256, "stragglers": [Straggler(1, 1.3)], "jitter": 0.05},
+        {"workers": 256, "options": {"staleness_bound": 1}, "jitter": 0.3},
+    ],
+)
+def test_workers_that_wait_for_the_slowest_are_simulated_one_by_one(given: dict[str, Any]) -> None:
+    """They go on together, and how slow the slowest is depends on how many they are: a few of them
+    are faster."""
+    one = job(arch="ssp", **given)
+    found = predict(one, fidelity="fine")
+    whole = simulate(build_graph(one), seed=2)
+    width = found.throughput_ci_fraction + whole.ci_fraction
+    rate = found.throughput_samples_per_s / 4.0
+    assert rate == pytest.approx(float(whole.iterations_per_s.sum()), rel=width)
+    assert not any("represent all" in note for note in found.notes)
+    field = field_of(one)
+    few = simulate_mean_field(field, seed=1)
+    assert rate_of(few, field) > 1.05 * rate
 
 
 @pytest.mark.parametrize(
