@@ -8,7 +8,7 @@ import numpy as np
 from perfmodel.architectures.base import architecture_of
 from perfmodel.communication.network import homes_of
 from perfmodel.graph.mean_field import MeanField
-from perfmodel.graph.op_graph import MANY_GROUPS
+from perfmodel.graph.op_graph import MANY_GROUPS, OpGraph
 from perfmodel.inputs.job import Job
 
 FEWEST, MOST = 16, 128
@@ -46,6 +46,15 @@ def mean_field_of(job: Job) -> MeanField | None:
     servers = job.options.server_count
     places = homes_of(job, servers) if servers else np.zeros(0, np.int64)
     return MeanField.of(graph, job.workers, places, alone)
+
+
+def represented(graph: OpGraph) -> tuple[str, ...]:
+    """Return the note that says how many workers are simulated, if these are a few of many."""
+    several = np.flatnonzero(graph.group_count > 1)
+    if not graph.staggered or not len(several):
+        return ()
+    said = f"{graph.n_groups} workers are simulated; they represent all, which are equal"
+    return (f"{said} but for the first {several[0]}" if several[0] else said,)
 
 
 def few_peers(job: Job, count: int) -> Job:

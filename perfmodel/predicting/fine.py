@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from perfmodel.architectures.base import architecture_of
+from perfmodel.architectures.mean_field import mean_field_of, represented
 from perfmodel.base.arrays import Floats
 from perfmodel.engine.measures import Measures
 from perfmodel.engine.simulation import first_iterations, run_spread, simulate
@@ -28,9 +29,6 @@ from perfmodel.training.workers import CORES, alike
 
 Devices = tuple[int, int]
 """Stages of a worker, and devices of each that are workers of their own to the architecture."""
-
-FEW = "{} workers are simulated; they represent all, which are equal"
-BUT_FIRST = " but for the first {}"
 
 ROUNDING = 1e-9
 """Idle fractions below this count as 0."""
@@ -138,7 +136,7 @@ def predict(
         updates_per_s=run.updates_per_s,
         utilisation=_utilisation(graph, run, devices),
         bottleneck=bottleneck(graph, run),
-        notes=_represented(graph),
+        notes=represented(graph),
     )
 
 
@@ -151,7 +149,6 @@ def _long_run(
     if few is None or not many or whole:
         graph = build_graph(job, fold=True, max_ops=max_ops)
     else:
-        from perfmodel.architectures.mean_field import mean_field_of  # needed for many workers
         from perfmodel.engine.mean_field import held_back, simulate_mean_field
 
         field = mean_field_of(job)
@@ -162,15 +159,6 @@ def _long_run(
                 return graph, found
         graph = budget.built(job, lambda some: few(some, some.workers), max_ops)
     return graph, simulate(graph, seed=job.seed, rel_ci=rel_ci, progress=progress)
-
-
-def _represented(graph: OpGraph) -> tuple[str, ...]:
-    """Return the note that says how many workers are simulated, if these are a few of many."""
-    several = np.flatnonzero(graph.group_count > 1)
-    if not graph.staggered or not len(several):
-        return ()
-    alone = int(several[0])
-    return (FEW.format(graph.n_groups) + (BUT_FIRST.format(alone) if alone else ""),)
 
 
 def _staleness(graph: OpGraph, run: Measures, devices: Devices, *, late: bool) -> Staleness | None:

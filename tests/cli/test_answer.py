@@ -174,7 +174,7 @@ def test_a_plan_prints_what_its_first_candidate_assumes() -> None:
 # -- jobs that are too large to simulate ---------------------------------------------------------
 
 TOO_LARGE = (
-    "predict --model alexnet --arch ps --sync asp --workers 10000 --servers 80 --straggler 3:1.5"
+    "predict --model alexnet --arch ps --sync asp --workers 10000 --servers 80 --straggler 100:1.5"
 )
 
 

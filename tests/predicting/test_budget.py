@@ -52,7 +52,7 @@ def said_ops(text: str) -> float:
 
 @pytest.mark.parametrize(("arch", "workers"), [("asp", 10_000), ("gosgd", 4096)])
 def test_expensive_simulations_are_refused_immediately(arch: str, workers: int) -> None:
-    one = job(arch, workers, stragglers=[Straggler(0, 1.5)])  # else a few workers represent all
+    one = job(arch, workers, stragglers=[Straggler(100, 1.5)])  # else a few represent all
     with at_most(60), pytest.raises(InputError) as error:
         predict(one)  # formerly took over a minute, or never ended
     said = str(error.value)
@@ -76,16 +76,16 @@ def test_many_tensors_of_few_workers_are_refused_while_building() -> None:
 
 
 def test_auto_falls_back_to_coarse_and_notes_it() -> None:
-    unequal = job("asp", 10_000, stragglers=[Straggler(0, 1.5)])
+    unequal = job("asp", 10_000, stragglers=[Straggler(100, 1.5)])
     answer = predict(unequal, fidelity="auto", tolerance=1e-6)
     assert answer.fidelity == "coarse"
     assert "million operations" in answer.notes[-1]
 
 
 def test_a_sweep_skips_jobs_that_are_too_large() -> None:
-    such = {"model": "resnet50", "device": "v100", "stragglers": [Straggler(0, 1.5)]}
-    found = sweep(**such, arch="asp", workers=[2, 10_000], fidelity="fine")
-    assert [p["workers"] for p in found.points] == [2]
+    such = {"model": "resnet50", "device": "v100", "stragglers": [Straggler(100, 1.5)]}
+    found = sweep(**such, arch="asp", workers=[128, 10_000], fidelity="fine")
+    assert [p["workers"] for p in found.points] == [128]
     assert "--max-ops" in found.skipped[0].reason
 
 
