@@ -13,6 +13,7 @@ from perfmodel.base.arrays import NONE, Floats, Ids, Refs
 from perfmodel.engine import codes
 from perfmodel.engine.layout_rules import Extras, lay_out_rules
 from perfmodel.engine.noise import TABLE, key, offsets, resampled, table
+from perfmodel.engine.tracing import Walks
 from perfmodel.engine.world import DTYPES, Records, World, aligned, assign, starts
 from perfmodel.graph.op_graph import CAUSES, KINDS, OpGraph
 
@@ -35,6 +36,7 @@ def make_world(
     graph: OpGraph,
     seed: int = 0,
     *,
+    walks: Walks,
     depth: int = 0,
     limit: int = NONE,
     record: range = range(0),
@@ -45,6 +47,7 @@ def make_world(
 
     Parameters
     ----------
+    walks : when critical paths are walked.
     depth : number of recorded instances of each op, for tracing a wait back to its cause; 0 or a
     power of two.
     limit : number of times each op runs, NONE for no limit.
@@ -86,6 +89,11 @@ def make_world(
         end_span=record.stop,
         log_room=room,
         log_left=room - room // 4 if log else 1,  # a quarter is for the rest of an instant
+        span=walks.span,
+        stride=walks.stride,
+        turns=walks.turns,
+        first_turn=seed % walks.turns,
+        unwalked=walks.unwalked,
     )
     if graph.staggered:
         parts = np.append(offsets(seed, graph.n_groups), 0.0)

@@ -23,7 +23,7 @@ from perfmodel.engine.stuck import (
     describe_starvation,
     finished,
 )
-from perfmodel.engine.tracing import stride_of, turns_of
+from perfmodel.engine.tracing import Walks, walks_of
 from perfmodel.engine.twins import choose, requested, warn_if_long
 from perfmodel.engine.world import assign, column, grown, scalar
 from perfmodel.graph.op_graph import OpGraph
@@ -83,19 +83,16 @@ class Simulation:
         self._loop = choose(compiled)
         self._may_be_slow = compiled is None
         within_s = busiest_s(graph) if steady and graph.staggered else 0.0
+        self.walks = walks_of(graph, self.span, depth)
         world, self._kept = make_world(
-            graph, seed, depth=depth, limit=limit, record=record, log=log, within_s=within_s
-        )
-        self.stride = stride_of(graph, depth)
-        self.turns = turns_of(graph, self.stride)
-        self.unwalked = 0 if short_runs(graph) else 2 * self.stride  # the start of training
-        assign(
-            world,
-            span=self.span,
-            stride=self.stride,
-            turns=self.turns,
-            first_turn=seed % self.turns,
-            unwalked=self.unwalked,
+            graph,
+            seed,
+            depth=depth,
+            limit=limit,
+            record=record,
+            log=log,
+            within_s=within_s,
+            walks=self.walks,
         )
         self.world = self._loop.convert(world)
         self._handle = self._loop.handle(self.world)
@@ -126,15 +123,16 @@ class Simulation:
 
     def trace_whole(self, iterations: int) -> None:
         """Count the whole critical path of every group's first iterations; none has begun yet."""
-        self.stride, self.turns, self.unwalked = iterations, 1, 0
+        self.walks = Walks(self.span, iterations, 1, 0)
         assign(self.world, stride=iterations, turns=1, first_turn=0, unwalked=0)
 
     def trace_on(self, totals: Totals, rounds: int) -> Totals:
         """Return ``totals`` with the critical paths of further rounds, if they have fewer than
         there are groups: so many rounds at a time, until each group has had its turn."""
         begin = self.totals()
-        walks = self.graph.n_groups * self.stride - totals.walks + begin.walks
-        most = begin.rounds + self.unwalked + self.turns * max(self.span, self.stride, rounds)
+        span, stride, turns, unwalked = self.walks
+        walks = self.graph.n_groups * stride - totals.walks + begin.walks
+        most = begin.rounds + unwalked + turns * max(span, stride, rounds)
         while scalar(self.world, "walks") < walks and self.rounds < most:
             self.advance(self.rounds + rounds)
         return totals.with_path_of(self.totals() - begin)

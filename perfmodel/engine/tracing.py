@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from math import inf
+from typing import NamedTuple
 
 from perfmodel.engine.progress import short_runs
 from perfmodel.graph.op_graph import OpGraph
@@ -45,17 +46,30 @@ def depth_of(graph: OpGraph, rounds: int, least: int) -> int:
     return depth
 
 
-def stride_of(graph: OpGraph, depth: int) -> int:
-    """Return after how many iterations critical paths are walked, from which the walk leads back
-    twice as far: some spans, or a part of one, with few enough records of each op."""
-    most = max(depth // 4, 1)
+class Walks(NamedTuple):
+    """When the critical path of a group is walked: each ``stride`` iterations, in one of ``turns``,
+    which take a ``span`` at least, but for the first ``unwalked`` iterations."""
+
+    span: int
+    stride: int
+    turns: int
+    unwalked: int
+
+
+def walks_of(graph: OpGraph, span: int, depth: int) -> Walks:
+    """Return when critical paths are walked in a simulation with so many records of each op.
+
+    A walk leads back twice as far as the stride, which is some spans, or a part of one, with few
+    enough records. Turns are as many as there are groups at most, and fewer if they are long. The
+    start of training is not walked, but in short runs.
+    """
+    groups = len(graph.group_device)
     if short_runs(graph):
-        return 1
-    if graph.span <= most:
-        return most // graph.span * graph.span
-    return max(part for part in range(1, most + 1) if graph.span % part == 0)
-
-
-def turns_of(graph: OpGraph, stride: int) -> int:
-    """Return in how many turns the critical paths of all groups are walked."""
-    return min(graph.n_groups, max(MOST_TURNS // stride, FEWEST_TURNS))
+        return Walks(span, 1, min(groups, MOST_TURNS), 0)
+    most = max(depth // 4, 1)
+    if span <= most:
+        stride = most // span * span
+    else:
+        stride = max(part for part in range(1, most + 1) if span % part == 0)
+    turns = min(groups, max(MOST_TURNS // stride, FEWEST_TURNS))
+    return Walks(span, stride, turns, 2 * stride)

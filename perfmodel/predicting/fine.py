@@ -136,7 +136,7 @@ def predict(
         updates_per_s=run.updates_per_s,
         utilisation=_utilisation(graph, run, devices),
         bottleneck=bottleneck(graph, run),
-        notes=represented(graph),
+        notes=represented(graph) if job.workers >= MANY_GROUPS else (),
     )
 
 
@@ -144,9 +144,9 @@ def _long_run(
     job: Job, rel_ci: float, max_ops: float, progress: Progress | None, *, whole: bool
 ) -> tuple[OpGraph, Measures]:
     """Return the graph of a job, of a few of its workers if many are equal, and its measures."""
-    few = architecture_of(job).few
     many = job.workers >= MANY_GROUPS and job.replica is None and not alike(job)
-    if few is None or not many or whole:
+    few = architecture_of(job).few if many and not whole else None
+    if few is None:
         graph = build_graph(job, fold=True, max_ops=max_ops)
     else:
         from perfmodel.engine.mean_field import held_back, simulate_mean_field
