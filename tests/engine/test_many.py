@@ -17,6 +17,7 @@ from perfmodel.engine.state import moved_bytes
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.predicting import budget
+from tests.effort import counted
 from tests.jobs import cluster, workload
 
 FULL_S = 0.05
@@ -33,19 +34,6 @@ def full(workers: int = 200, **more: Any) -> Job:
         arch="asp",
         **more,
     )
-
-
-def counted(graph: OpGraph, monkeypatch: pytest.MonkeyPatch, **how: Any) -> tuple[Any, int]:
-    """Measures of a graph, and the rounds that were simulated for them."""
-    rounds = []
-    leave = Simulation.__exit__
-
-    def left(run: Simulation, *error: object) -> None:
-        rounds.append(run.rounds)
-        leave(run, *error)
-
-    monkeypatch.setattr(Simulation, "__exit__", left)
-    return simulate(graph, **how), sum(rounds)
 
 
 def test_a_full_server_is_as_fast_as_its_updates(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from perfmodel import build_graph, make_job
 from perfmodel.engine import starts
-from perfmodel.engine.measures import Measures
-from perfmodel.engine.run import Simulation
-from perfmodel.engine.simulation import simulate
 from perfmodel.graph.op_graph import OpGraph
+from tests.effort import counted
 from tests.jobs import cluster, workload
 
 
@@ -29,29 +25,14 @@ def alternating(workers: int = 6) -> OpGraph:
     return build_graph(job)
 
 
-def simulated(graph: OpGraph, monkeypatch: pytest.MonkeyPatch, **how: Any) -> tuple[Measures, int]:
-    """Measures of a graph, and the rounds that were simulated for them."""
-    rounds = []
-    leave = Simulation.__exit__
-
-    def left(run: Simulation, *error: object) -> None:
-        rounds.append(run.rounds)
-        leave(run, *error)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Simulation, "__exit__", left)
-        found = simulate(graph, **how)
-    return found, sum(rounds)
-
-
 @pytest.mark.parametrize(("workers", "rel_ci"), [(6, 0.005), (40, 0.02)])
 def test_runs_that_were_closed_go_on_as_if_they_had_not(
     workers: int, rel_ci: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = alternating(workers)
-    kept, rounds = simulated(graph, monkeypatch, rel_ci=rel_ci)
+    kept, rounds = counted(graph, monkeypatch, rel_ci=rel_ci)
     monkeypatch.setattr(starts, "KEPT_OPS", 0)
-    repeated, more = simulated(graph, monkeypatch, rel_ci=rel_ci)
+    repeated, more = counted(graph, monkeypatch, rel_ci=rel_ci)
     assert more > rounds
     for name in (
         "iterations_per_s",
@@ -65,8 +46,8 @@ def test_runs_that_were_closed_go_on_as_if_they_had_not(
 
 def test_longer_runs_make_the_interval_narrower(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = alternating()
-    wide, few = simulated(graph, monkeypatch, rel_ci=0.05)
-    narrow, many = simulated(graph, monkeypatch, rel_ci=0.01)
+    wide, few = counted(graph, monkeypatch, rel_ci=0.05)
+    narrow, many = counted(graph, monkeypatch, rel_ci=0.01)
     assert many > 4 * few
     assert narrow.ci_fraction <= 0.01 < wide.ci_fraction
     rate = float(narrow.iterations_per_s.sum())
@@ -77,7 +58,7 @@ def test_many_workers_take_as_many_operations_as_may_be(monkeypatch: pytest.Monk
     """The limit holds for all runs together, their pilots included; four begin at least."""
     graph = alternating(40)
     monkeypatch.setattr(starts, "PRECISION_OPS", 300 * graph.n_ops)
-    wide, rounds = simulated(graph, monkeypatch, rel_ci=0.01)
+    wide, rounds = counted(graph, monkeypatch, rel_ci=0.01)
     assert wide.ci_fraction > 0.01
     assert 150 <= rounds <= 330
     assert wide.runs >= 4
