@@ -13,7 +13,7 @@ from perfmodel.communication.costs import Cost
 from perfmodel.communication.network import Network
 from perfmodel.communication.schedules import NONE, SendSchedule, waits_of
 from perfmodel.graph.builder import GraphBuilder
-from perfmodel.graph.op_graph import Axis
+from perfmodel.graph.op_graph import ADDING, Axis
 
 ROUNDING = 1e-12
 """Relative difference from the rate of its links below which a collective gets no rate cap."""
@@ -28,6 +28,7 @@ class Flow(TypedDict):
     rate_cap_bytes_per_s: Floats
     weight: float
     seconds: Floats
+    spent: dict[str, Floats | float]
 
 
 class Communicator:
@@ -75,6 +76,7 @@ class Communicator:
             "rate_cap_bytes_per_s": np.where(binding, rate, math.inf),
             "weight": cost.weight,
             "seconds": cost.startup_s,
+            "spent": {ADDING: cost.adding_s},
         }
 
     def add(
@@ -124,11 +126,13 @@ def add_sends(
     waits = waits_of(sends)
     count = ready.shape[1]
     moved = sizes[:, None] * sends.part
+    adding_s = np.where(sends.adds, moved * reduce_per_byte_s, 0.0)
     send = b.ops(
         "send",
         (count, len(sends.part)),
         bytes=moved,
-        seconds=np.where(sends.adds, moved * reduce_per_byte_s, 0.0),
+        seconds=adding_s,
+        spent={ADDING: adding_s},
         **network.between(sends.source[None], sends.target[None]),
         group=sends.source,
         axes=(("bucket", None), ("send", None)),

@@ -32,7 +32,7 @@ class Cost(msgspec.Struct, frozen=True, eq=False):
     bytes : over the least loaded of the links used, (sizes,).
     loads : bytes over each link as multiples of that, (sizes, links), or (1, links) for all sizes;
         see :class:`perfmodel.communication.fabric.Fabric`.
-    startup_s : latencies, and time to add, (sizes,).
+    startup_s : latencies, and time to add, (sizes,); ``adding_s`` is the latter, (sizes,) or 0.
     transfer_s : time to move the bytes, (sizes,).
     weight : its weight on links shared with other collectives; 1 for a single group.
     """
@@ -42,6 +42,7 @@ class Cost(msgspec.Struct, frozen=True, eq=False):
     startup_s: Floats
     transfer_s: Floats
     weight: float = 1.0
+    adding_s: Floats | float = 0.0
 
     @property
     def seconds(self) -> Floats:
@@ -55,6 +56,7 @@ class Cost(msgspec.Struct, frozen=True, eq=False):
             bytes=count * self.bytes,
             startup_s=count * self.startup_s,
             transfer_s=count * self.transfer_s,
+            adding_s=count * self.adding_s,
         )
 
     def symmetric(self, fabric: Fabric) -> bool:
@@ -144,10 +146,10 @@ class LinkCosts(Collectives[Cost, Cost]):
         loads, flow_s = self.members.around(operation)
         if startup_s is None:
             startup_s = self.members.latency_s(int(steps))
-        startup_s = startup_s + added * self.sizes * reduce_per_byte_s
+        adding_s = added * self.sizes * reduce_per_byte_s
         moved = sent * self.sizes
         moving_s = moved * max(float((loads / self.members.fabric.capacity).max()), flow_s)
-        return self._cost(moved, loads, startup_s, moving_s)
+        return self._cost(moved, loads, startup_s + adding_s, moving_s, adding_s)
 
     def by_rounds(self, options: Reduction) -> Cost:
         """Return the cost of rounds as long as their slowest sends, which share the links they
@@ -160,8 +162,8 @@ class LinkCosts(Collectives[Cost, Cost]):
             moving_s += step.times * max(float((step.loads / capacity).max()), step.flow_s)
             latency_s += step.times * float(step.hop_s.max())
             adding_s += step.times * step.added * options.reduce_per_byte_s
-        startup_s = latency_s + self.sizes * adding_s
-        return self._cost(self.sizes, total, startup_s, self.sizes * moving_s)
+        added_s = self.sizes * adding_s
+        return self._cost(self.sizes, total, latency_s + added_s, self.sizes * moving_s, added_s)
 
     def startup_s(self, cost: Cost) -> Floats:
         """Return the time before a collective moves bytes, (sizes,)."""
@@ -189,6 +191,7 @@ class LinkCosts(Collectives[Cost, Cost]):
             np.stack([cost.loads[0] for cost in costs])[best],
             np.stack([cost.startup_s for cost in costs])[best, sizes],
             np.stack([cost.transfer_s for cost in costs])[best, sizes],
+            adding_s=np.stack([cost.adding_s for cost in costs])[best, sizes],
         )
 
     def chosen(self, options: Reduction, *, by_sends: bool = False) -> Reduction:
@@ -207,7 +210,12 @@ class LinkCosts(Collectives[Cost, Cost]):
         return min(candidates, key=lambda one: float(self.by_algorithm(one).seconds[0]))
 
     def _cost(
-        self, moved: Floats, loads: Floats, startup_s: Quantity, transfer_s: Quantity
+        self,
+        moved: Floats,
+        loads: Floats,
+        startup_s: Quantity,
+        transfer_s: Quantity,
+        adding_s: Quantity = 0.0,
     ) -> Cost:
         """Return the cost of ``loads`` bytes over each link (links,) per byte of ``moved``; links
         that never limit are left out."""
@@ -215,4 +223,4 @@ class LinkCosts(Collectives[Cost, Cost]):
         least = loads[loads > 0.0].min(initial=math.inf)
         least = least if least < math.inf else 1.0
         seconds = np.asarray(startup_s), np.asarray(transfer_s)
-        return Cost(moved * least, loads[None] / least, *seconds)
+        return Cost(moved * least, loads[None] / least, *seconds, adding_s=np.asarray(adding_s))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -20,6 +20,7 @@ from perfmodel.graph.op_graph import (
     CAUSES,
     KINDS,
     MOST,
+    SPENT,
     TYPES,
     Axis,
     Block,
@@ -135,6 +136,7 @@ class GraphBuilder:
         path: ArrayLike | None = None,
         path_units: ArrayLike = 1.0,
         latency_s: ArrayLike = 0.0,
+        spent: Mapping[str, ArrayLike] | None = None,
         rate_cap_bytes_per_s: ArrayLike = math.inf,
         weight: ArrayLike = 1.0,
         burst_bytes: ArrayLike = 0.0,
@@ -156,8 +158,9 @@ class GraphBuilder:
         slots; ``units`` broadcasts against it. An op with bytes but neither link nor rate cap moves
         them in no time. ``burst_bytes`` pass at once if the links were idle for long enough, as the
         bucket of a shaper allows. An op without bytes waits for ``queued_bytes`` of the transfers
-        under way on its links. The latencies of the links on the path add to ``latency_s``. There
-        are many parameters because each is a column of the op table.
+        under way on its links. The latencies of the links on the path add to ``latency_s``. What
+        takes ``spent`` (s) of the seconds, or else of the latency, is of SPENT. There are many
+        parameters because most are columns of the op table.
         """
         ids = self._new("op", label, shape, axes)
 
@@ -168,12 +171,8 @@ class GraphBuilder:
             else:
                 self._add(name, np.broadcast_to(values, shape).ravel())
 
-        route, path_latency_s = self._route(
-            label,
-            path,
-            path_units,
-            (rate_cap_bytes_per_s, weight, burst_bytes, queued_bytes),
-        )
+        limits = rate_cap_bytes_per_s, weight, burst_bytes, queued_bytes
+        route, path_latency_s = self._route(label, path, path_units, limits)
         column("op_route", route, np.int32)
         column("op_seconds", seconds, np.float64)
         column("op_bytes", bytes, np.float64)
@@ -188,13 +187,14 @@ class GraphBuilder:
         used = held != NONE
         self._add("hold_count", used.sum(axis=1, dtype=np.int32) if width > 1 else used[:, 0])
         self._add("hold_slots", held[used])
-        amounts = np.asarray(units)
-        if amounts.ndim:
-            amounts = amounts if slots is not None else amounts[..., None]
-            amounts = np.broadcast_to(amounts, (*shape, width)).reshape(ids.size, width)[used]
-        else:
-            amounts = np.full(np.count_nonzero(used), amounts)
-        self._add("hold_units", amounts)
+        amounts = np.asarray(units)[..., None] if slots is None else np.asarray(units)
+        amounts = np.broadcast_to(amounts, (*shape, width)).reshape(ids.size, width)
+        self._add("hold_units", amounts[used])
+        for what, part_s in (spent or {}).items():
+            if np.any(part_s):
+                column("spent_s", part_s, np.float64)
+                column("spent_on", SPENT.index(what), np.int32)
+                self._add("spent_op", ids.ravel())
         return ids
 
     def _route(
@@ -236,10 +236,9 @@ class GraphBuilder:
         self._add("route_length", used.sum(axis=1))
         self._add("route_links", links[used])
         self._add("route_units", amounts[used])
-        self._add("route_cap_bytes_per_s", caps[first])
-        self._add("route_weight", weights[first])
-        self._add("route_burst_bytes", bursts[first])
-        self._add("route_queued_bytes", queues[first])
+        names = "cap_bytes_per_s", "weight", "burst_bytes", "queued_bytes"
+        for name, limit in zip(names, (caps, weights, bursts, queues), strict=True):
+            self._add(f"route_{name}", limit[first])
         latency = np.where(used, self._latency[links] if len(self._latency) else 0.0, 0.0)
         ids = (kinds + self._routes).reshape(parts)
         self._routes += len(first)

@@ -109,6 +109,9 @@ class JoiningBuilder(GraphBuilder):
             self._add(f"route_{name}", getattr(graph, f"route_{name}"))
         self._routes += len(graph.route_weight)
         late = np.flatnonzero(graph.op_stagger_s > 0.0)
+        self._add("spent_op", graph.spent_op.astype(np.int64) + shift["op"])
+        self._add("spent_on", graph.spent_on)
+        self._add("spent_s", graph.spent_s)
         self._add("stagger_ops", late + shift["op"])
         self._add("stagger_s", graph.op_stagger_s[late])
 

@@ -56,6 +56,19 @@ CAUSES = (
 )
 """Causes of waits. Every op and slot has a cause; waits for it are charged to this cause."""
 
+SPENT = ADDING, COPYING, HOST, QUEUED = (
+    "adding in reductions",
+    "copying around collectives",
+    "work of the host around collectives",
+    "queueing of requests",
+)
+"""What fixed times of ops are spent on that are not latency."""
+
+Fractions = tuple[tuple[str, float], ...]
+
+LATENCY: Fractions = (("", 1.0),)
+"""What the fixed time of most ops is spent on; see :class:`OpUse`."""
+
 Distribution = Literal["lognormal", "gamma"]
 
 KINDS: tuple[Distribution, ...] = ("lognormal", "gamma")
@@ -121,6 +134,13 @@ def block_of(blocks: Sequence[Block], identity: int) -> Block:
     return blocks[bisect.bisect_right(blocks, identity, key=lambda block: block.first) - 1]
 
 
+def _fractions(parts: dict[str, float], fixed_s: float) -> Fractions:
+    """Return ``parts`` (s) as fractions of ``fixed_s``, and the rest as latency, largest first."""
+    rest_s = max(fixed_s - sum(parts.values()), 0.0)
+    ranked = sorted({**parts, "": rest_s}.items(), key=lambda item: -item[1])
+    return tuple((name, part_s / fixed_s) for name, part_s in ranked if part_s > 0.0)
+
+
 class Logged(msgspec.Struct, frozen=True, eq=False):
     """Ops (any shape) whose instances a simulation logs on request: either when they are ready, or
     when their tokens arrive."""
@@ -136,14 +156,16 @@ class OpUse(msgspec.Struct, frozen=True):
     ``operation`` is the label of the op's block, ``family`` the label of the resource's block, and
     ``resource`` the resource's name. The latter two are "" if the op only waits for its latency;
     ``resource`` is "" also if the op draws one of the family for each iteration.
-    ``fixed_s`` is the part of its time that does not depend on the resource. ``part`` is the part
-    of a joined graph that the resource is in.
+    ``fixed_s`` is the part of its time that does not depend on the resource, and ``fixed_for`` what
+    it is spent on, of SPENT or "" for latency, in fractions, largest first. ``part`` is the part of
+    a joined graph that the resource is in.
     """
 
     operation: str
     family: str
     resource: str
     fixed_s: float
+    fixed_for: Fractions
     part: str = ""
 
 
@@ -153,8 +175,8 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
     Shapes: ``op_*`` (ops,); ``edge_*`` (edges,) in the order they were added; ``hold_start``
     (ops+1,) into ``hold_slots`` and ``hold_units``; ``route_*`` (routes,), ``route_start``
     (routes+1,) into ``route_links`` and ``route_units``; ``slot_*`` (slots,); ``link_*`` (links,);
-    ``stream_*`` (streams,); ``probe_*`` (probes,); ``group_*`` (groups,). A *group* is one worker,
-    or ``group_count`` identical workers.
+    ``stream_*`` (streams,); ``probe_*`` (probes,); ``group_*`` (groups,); ``spent_*`` (parts of
+    times,). A *group* is one worker, or ``group_count`` identical workers.
 
     Attributes
     ----------
@@ -183,6 +205,8 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
         per ``counter_every`` of its ops.
     group_device : slot whose idle time is the group's idleness.
     group_mark : op that ends the group's iteration.
+    spent_op, spent_on, spent_s : an op, and what (index into SPENT) takes how much of its seconds
+        or, if it has none, of its latency (s).
     tables : equally probable values of mean 1 of distributions without a name, (values,) each,
         ascending.
     """
@@ -228,6 +252,9 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
     group_device: Ids
     group_mark: Ids
     group_count: Ids
+    spent_op: Refs
+    spent_on: Refs
+    spent_s: Floats
     tables: tuple[Floats, ...]
     rules: tuple[Rule, ...]
     logged: tuple[Logged, ...]
@@ -326,7 +353,8 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
         """Return the resource use of each op: the busiest link of its path, the first of those that
         are about as busy, else its first slot.
 
-        Of an op that draws its path, it is the family whose links are busiest on average.
+        Of an op that draws its path, it is the family whose links are busiest on average. Of the
+        seconds of an op over no link, those are fixed that are spent on something of SPENT.
         """
         drawn = {
             int(op): (rule.routes[row], float(rule.latency_s[row].mean()))
@@ -350,32 +378,43 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
             self.hold_start[ids + 1].tolist(),
             strict=True,
         )
-        uses = {}
+        uses, spent = {}, self._spent(ids)
         for op, block, route, moves, seconds, latency_s, first, end in rows:
             if moves and op in drawn:
                 routes, drawn_s = drawn[op]
                 met = self._busiest_block(routes, link_utilisation)
                 if met is not None:
-                    uses[op] = OpUse(labels[block], met.label, "", seconds + drawn_s, met.part)
+                    fixed_s = seconds + drawn_s
+                    uses[op] = OpUse(labels[block], met.label, "", fixed_s, LATENCY, met.part)
                     continue
             if moves and route != NONE and route not in busiest:
                 busiest[route] = self._busiest_link(route, link_utilisation)
             link = busiest[route] if moves and route != NONE else NONE
-            over_link, fixed_s = link != NONE, latency_s
+            over_link, parts = link != NONE, spent.get(op, {})
+            fixed_s = latency_s + (seconds if over_link else min(sum(parts.values()), seconds))
+            fixed_for = _fractions(parts, fixed_s) if parts and fixed_s else LATENCY
             if over_link:
-                resource, fixed_s = (True, link), seconds + latency_s
+                resource = True, link
             elif first < end:
-                resource = (False, int(self.hold_slots[first]))
+                resource = False, int(self.hold_slots[first])
             else:
-                uses[op] = OpUse(labels[block], "", "", fixed_s)
+                uses[op] = OpUse(labels[block], "", "", fixed_s, fixed_for)
                 continue
             if resource not in named:
                 its = self.links if over_link else self.slots
                 owner = block_of(its, resource[1])
                 named[resource] = owner.label, owner.name(resource[1]), owner.part
             family, name, part = named[resource]
-            uses[op] = OpUse(labels[block], family, name, fixed_s, part)
+            uses[op] = OpUse(labels[block], family, name, fixed_s, fixed_for, part)
         return uses
+
+    def _spent(self, ops: Ids) -> dict[int, dict[str, float]]:
+        """Return the seconds that some ops spend on something of SPENT, by op and by that."""
+        spent: dict[int, dict[str, float]] = {}
+        for k in np.flatnonzero(np.isin(self.spent_op, ops)).tolist():
+            parts = spent.setdefault(int(self.spent_op[k]), {})
+            parts[SPENT[self.spent_on[k]]] = float(self.spent_s[k])
+        return spent
 
     def _busiest_link(self, route: int, link_utilisation: Floats) -> int:
         """Return the busiest link of a route, the first of those that are about as busy; else NONE.

@@ -9,10 +9,11 @@ import numpy as np
 
 from perfmodel.communication.network import BETWEEN_SITES
 from perfmodel.engine.measures import CriticalOp, Measures
-from perfmodel.graph.op_graph import OpGraph, OpUse
+from perfmodel.graph.op_graph import SPENT, OpGraph, OpUse
 from perfmodel.predicting.coarse import SHOWN_SHARE
 from perfmodel.results.prediction import Bottleneck, CriticalStep
 from perfmodel.training.labels import EXCHANGE, GRADIENT_SUM, QUEUE, SUM, WAIT
+from perfmodel.training.routing import EXPERT_EXCHANGE, EXPERT_WAIT
 
 LATENCY = "latency"
 
@@ -36,8 +37,14 @@ _TOGETHER = {
     QUEUE: "queues before sums over tensor-parallel devices",
     GRADIENT_SUM: "sums of gradients over context-parallel devices",
     WAIT: "waiting for the slowest part of sequences",
+    EXPERT_EXCHANGE: "exchanges with experts",
+    EXPERT_WAIT: "waiting for the busiest experts",
 }
 """What devices of a replica do together inside a node, by the label of its ops."""
+
+_WHOLE = {name: name for name in (*_TOGETHER.values(), *SPENT)}
+_WHOLE |= {DEVICES: "computation on the workers' devices", LATENCY: "message latency"}
+"""Words for what takes time on the critical path, whichever resource it is on."""
 
 
 def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
@@ -45,8 +52,8 @@ def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
 
     The critical path leads back from the end of an iteration through the event that let each op
     start: its last input, or the release of its slot. A transfer counts towards the busiest link
-    on its route; fixed delays per message count as latency, but what devices of a replica do
-    together inside a node. Of computation in a pipeline, the stage that takes most is named.
+    on its route; fixed delays per message count as latency, unless they are known to be spent on
+    something else. Of computation in a pipeline, the stage that takes most is named.
     """
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     stages: dict[str, float] = defaultdict(float)
@@ -55,26 +62,24 @@ def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
     for op, total, count in critical:
         use = known[op]
         fixed_s = min(total, use.fixed_s * count)
-        name = _TOGETHER.get(use.operation, LATENCY)
         if total > fixed_s:
-            family = use.family or name
+            family = use.family or _fixed(use)[0][0]
             seconds[family][use.resource or f"{family}{_owners(family)}"] += total - fixed_s
             if use.part and use.family == DEVICES:
                 stages[use.part] += total - fixed_s
-        if fixed_s > 0.0:
-            seconds[name][name] += fixed_s
+        for name, part in _fixed(use) if fixed_s > 0.0 else ():
+            seconds[name][name] += part * fixed_s
     totals = {family: sum(members.values()) for family, members in seconds.items()}
     if not totals:
         return Bottleneck("none", 0.0, "nothing takes time", {}, ())
-    ranked = sorted(totals, key=lambda key: -totals[key])
-    shares = {family: totals[family] / sum(totals.values()) for family in ranked}
+    whole_s = sum(totals.values())
+    ranked = sorted(totals, key=lambda name: -totals[name])
+    shares = {name: totals[name] / whole_s for name in ranked}
     family = ranked[0]
     member, most = max(seconds[family].items(), key=lambda item: item[1])
-    single = most > 0.5 * totals[family]
-    resource = member if single else f"{family}{_owners(family)}"
+    resource = member if most > 0.5 * totals[family] else f"{family}{_owners(family)}"
     text = _words(family, resource, shares)
     if family == DEVICES and stages:
-        whole_s = sum(totals.values())
         text = _of_stages({name: part_s / whole_s for name, part_s in stages.items()}, shares)
     return Bottleneck(resource, shares[family], text, shares, _steps(graph, known, measures))
 
@@ -104,7 +109,7 @@ def _steps(
     return tuple(
         CriticalStep(
             operation=use.operation,
-            resource=use.resource or LATENCY,
+            resource=use.resource or _fixed(use)[0][0],
             first=graph.op_name(parts[0].op),
             last=graph.op_name(parts[-1].op),
             count=sum(part.count for part in parts),
@@ -113,6 +118,12 @@ def _steps(
         )
         for use, parts in rows
     )
+
+
+def _fixed(use: OpUse) -> list[tuple[str, float]]:
+    """Return what the fixed time of an op is spent on, in fractions, largest first."""
+    latency = _TOGETHER.get(use.operation, LATENCY)
+    return [(name or latency, part) for name, part in use.fixed_for]
 
 
 def _owners(family: str) -> str:
@@ -135,17 +146,10 @@ def _of_stages(stages: Mapping[str, float], shares: Mapping[str, float]) -> str:
 
 
 def _words(family: str, resource: str, shares: Mapping[str, float]) -> str:
-    if family == DEVICES:
-        what = "computation on the workers' devices"
-    elif family == LATENCY:
-        what = "message latency"
-    elif family in _TOGETHER.values():
-        what = family
-    elif "link" in family or family == "core":
+    what = _WHOLE.get(family, f"work on the {resource}")
+    if "link" in family or family == "core":
         verb = _ACTIVITIES.get(family, "sending").partition(" ")[0]
         what = f"{verb} over the {resource}"
-    else:
-        what = f"work on the {resource}"
     return f"{what} takes {shares[family]:.0%} of the critical path{_next(family, shares)}"
 
 

@@ -253,9 +253,7 @@ def _propagated(job: Job) -> list[float]:
             for path in given.parameters
         ]
         changes.append((given, jobs))
-    if not changes:
-        return []
-    step_s = _coarse_step_s(job)
+    step_s = _coarse_step_s(job) if changes else 0.0
     return [math.sqrt(of.variance(_elasticities(step_s, jobs))) for of, jobs in changes]
 
 

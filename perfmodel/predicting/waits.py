@@ -10,10 +10,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.phases.quantities import iteration_cv
 from perfmodel.phases.variation import UNEQUAL, cv_of_update
 from perfmodel.results.outcome import Outcome
-from perfmodel.training.labels import PIPELINE
-
-OTHERS = "straggler"
-"""Cause of waits for other workers, whatever they differ by."""
+from perfmodel.training.labels import PIPELINE, SLOWEST
 
 
 def with_causes(job: Job, outcome: Outcome) -> Outcome:
@@ -28,7 +25,7 @@ def with_causes(job: Job, outcome: Outcome) -> Outcome:
     of_documents = cv_of_update(flat)
     if not float(iteration_cv(flat)) < 2.0**0.5 * of_documents:
         return outcome
-    waits = {OTHERS}
+    waits = {SLOWEST}
     if flat.replica is not None and flat.replica.pipeline == 1:
         waits.add(PIPELINE)
 

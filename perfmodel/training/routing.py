@@ -20,8 +20,8 @@ from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT
 IMBALANCE = "expert_imbalance"
 """Cause of waits for the device whose experts have most tokens."""
 
-EXPERT_EXCHANGE = "exchange with experts"
-"""Label of the transfers of tokens."""
+EXPERT_EXCHANGE, EXPERT_WAIT = "exchange with experts", "wait for the busiest experts"
+"""Labels of the transfers of tokens, and of the waits for the device with the largest load."""
 
 
 class Routes(NamedTuple):
@@ -69,7 +69,7 @@ class Exchanging(NamedTuple):
         which = np.flatnonzero(np.array(routes.waits_s))
         if len(which):
             waited = b.ops(
-                "wait for the busiest experts",
+                EXPERT_WAIT,
                 (len(ops), len(which)),
                 seconds=[routes.waits_s[k] for k in which.tolist()],
                 group=group,

@@ -25,7 +25,7 @@ from perfmodel.communication.costs import Cost, LinkCosts
 from perfmodel.communication.members import Members, schedule_of
 from perfmodel.communication.network import Network
 from perfmodel.graph.builder import GraphBuilder
-from perfmodel.graph.op_graph import MOST_UNITS, Axis, OpGraph
+from perfmodel.graph.op_graph import ADDING, MOST_UNITS, Axis, OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
 from perfmodel.theory import collective_times
@@ -246,7 +246,7 @@ def _add_fused(
     startup, cost = cost_of(job, nothing), cost_of(job, whole)
     # sizes are not known in advance: all costs per byte are part of the transfer
     cost = msgspec.structs.replace(
-        cost, startup_s=startup.seconds, transfer_s=cost.seconds - startup.seconds
+        cost, startup_s=startup.seconds, transfer_s=cost.seconds - startup.seconds, adding_s=0.0
     )
     members = Members.of(job.cluster, job.workers)
     network = _network(b, job, cost, members, fold)
@@ -310,6 +310,7 @@ def _add_ring_sends(
     steps = int(collective_times.ring_allreduce_steps(members))
     part = sizes / members / len(rings)
     adding = np.where(np.arange(steps) < members - 1, options.reduce_per_byte_s, 0.0)
+    adding_s = part[:, None] * adding
     for index, ring in enumerate(rings):
         following = np.empty(members, np.int64)
         following[ring] = np.roll(ring, -1)
@@ -320,7 +321,8 @@ def _add_ring_sends(
             f"{of}send",
             (n, buckets, steps),
             bytes=part[:, None],
-            seconds=part[:, None] * adding,
+            seconds=adding_s,
+            spent={ADDING: adding_s},
             **network.between(worker[:, None, None], following[:n, None, None]),
             slot=line[:, None, None],
             group=worker[:, None, None],

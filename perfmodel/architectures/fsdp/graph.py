@@ -16,7 +16,7 @@ from perfmodel.communication.costs import Cost, LinkCosts
 from perfmodel.communication.groups import Groups
 from perfmodel.communication.network import Network
 from perfmodel.graph.builder import GraphBuilder
-from perfmodel.graph.op_graph import Axis, OpGraph
+from perfmodel.graph.op_graph import COPYING, HOST, Axis, OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.training.workers import (
     Update,
@@ -219,17 +219,19 @@ def _in_issue_order(
     ends = [workers.forward[:, units.last], workers.backward[:, units.first[::-1]]]
     begin, end = np.concatenate(begins, axis=1), np.concatenate(ends, axis=1)
     needing, count = begin[:, : len(gathers)], len(units.first)
-    around, after_gathers = order.around(job), None
+    around, after_gathers, host_s = order.around(job), None, Options.of(job).collective_host_s
     if around is not None and len(reduced):
         names = list(map(str, range(count)))[::-1]
-        copied = _add_copies(b, workers, "copies of gradients", around.reductions[::-1], names)
+        seconds = around.reductions[::-1]
+        copied = _add_copies(b, workers, "copies of gradients", seconds, host_s, names)
         b.edge(end[:, count:], copied)
         _before_layers(b, job, copied, workers.backward, units.first[::-1] - 1)
         end = np.concatenate([end[:, :count], copied], axis=1)
     if around is not None and len(gathers):
         seconds = np.concatenate([around.gathers, around.gathers[::-1]])[: len(gathers)]
         names = [*map(str, range(count)), *(f"{unit} again" for unit in reversed(range(count)))]
-        copied = _add_copies(b, workers, "copies of parameters", seconds, names[: len(gathers)])
+        names = names[: len(gathers)]
+        copied = _add_copies(b, workers, "copies of parameters", seconds, host_s, names)
         b.edge(copied, needing)
         _after_layers(b, job, copied, workers, units)
         if len(reduced) and len(gathers) > count and not _in_pipeline(job):
@@ -278,15 +280,22 @@ def _before_copies(b: GraphBuilder, reduced: Ids, copied: Ids | None) -> None:
 
 
 def _add_copies(
-    b: GraphBuilder, workers: Workers, label: str, seconds: Floats, units: Sequence[str]
+    b: GraphBuilder,
+    workers: Workers,
+    label: str,
+    seconds: Floats,
+    host_s: float,
+    units: Sequence[str],
 ) -> Ids:
-    """Add what each worker does around collectives of these units, (workers, units)."""
+    """Add what each worker does around collectives of these units, (workers, units); of each, its
+    host takes ``host_s``."""
     shape = len(workers.node), len(seconds)
     of_workers = [f"worker {number}" for number in workers.index]
     made = b.ops(
         label,
         (*(1 for _ in workers.axes), *shape),
         seconds=seconds,
+        spent={HOST: host_s, COPYING: seconds - host_s},
         group=workers.index[:, None],
         axes=(*workers.axes, ("worker", of_workers), ("unit", units)),
     )

@@ -15,7 +15,7 @@ from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.base.arrays import NONE, Floats, Ids, ranked
 from perfmodel.communication.network import Network, add_update_threads, homes_of, node_names
 from perfmodel.graph.builder import GraphBuilder
-from perfmodel.graph.op_graph import OpGraph
+from perfmodel.graph.op_graph import QUEUED, OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.theory import incast
 from perfmodel.training.devices import ComputeFields
@@ -298,13 +298,19 @@ class _Builder:
         server = self.job.workers + self.slices.server
         latency_s = self.network.fabric.between_s(self.group, server)
 
-        def small(label: str, line: Ids, delay_s: Floats) -> Ids:
+        def small(label: str, line: Ids, queued_s: Floats | float = 0.0) -> Ids:
             return self.b.ops(
-                label, self.shape, slot=line, latency_s=delay_s, group=self.group, axes=self.axes
+                label,
+                self.shape,
+                slot=line,
+                latency_s=latency_s + queued_s,
+                spent={QUEUED: queued_s},
+                group=self.group,
+                axes=self.axes,
             )
 
-        answer = small("acknowledge", self.pull_line, latency_s)
-        request = small("request", self.push_line, latency_s + self._queueing_s())
+        answer = small("acknowledge", self.pull_line)
+        request = small("request", self.push_line, self._queueing_s())
         self.b.edge(answer, request)
         self.b.edge(request, pull)
         return answer
