@@ -329,7 +329,7 @@ def _times_slower(job: Job, *, servers: bool) -> float:
             return 1.0
         slowest = nic.ceiling_bytes_per_s * math.exp(-WIDTH * usual_losses.SOCKETS_SPREAD)
         return max(nic.goodput_bytes_per_s / slowest, 1.0)
-    if job.workers > 1 and inside == usual_losses.through_host():
+    if job.devices > 1 and inside == usual_losses.through_host():
         return math.exp(WIDTH * usual_losses.HOST_SPREAD)
     return 1.0
 
@@ -395,8 +395,7 @@ def _slow(job: Job, answer: Answer, high_s: float) -> str:
     """Return what makes the upper end of a step; "" if it is not the spread."""
     if high_s <= slow_host_s(job, answer):
         return "the host may launch kernels slowly"
-    links = job.workers > 1 and high_s <= slow_links_s(job, answer)
-    return "links may be slower than usual" if links else ""
+    return "links may be slower than usual" if high_s <= slow_links_s(job, answer) else ""
 
 
 def _text(job: Job, kind: JobKind, parts: Uncertainty, slow: str, iterations: int | None) -> str:

@@ -308,3 +308,36 @@ def test_slow_copies_through_the_host_stretch_the_waiting() -> None:
     ports = nominal(devices_per_node=4, intra_node=IntraNode(14e9, 5e-6))
     assert slow_links_s(job(where=ports), outcome()) == pytest.approx(2.0)
     assert slow_links_s(job(1, where=box), outcome(1)) == pytest.approx(2.0)
+
+
+def replica(where: Any, **shape: Any) -> Job:
+    """A single replica of several devices of one node."""
+    given = {"model": "gpt2-medium", "device": "h100", "cluster": where, "arch": "ring"}
+    return make_job(workers=1, **{**given, **shape})
+
+
+@pytest.mark.parametrize("shape", [{"tensor": 4}, {"context": 2}, {"pipeline": 4}])
+def test_devices_of_a_single_replica_also_copy_through_the_host(shape: dict[str, int]) -> None:
+    """A quarter of 2 s waits, 2.276 times as long: 2.638 s. A lone device waits for no links."""
+    times = math.exp(Z90 * 0.5)
+    box = nominal(devices_per_node=4, intra_node=through_host())
+    one, learnt = replica(box, **shape), LEARNT._replace(always=0.0, waiting=0.0)
+    known = msgspec.structs.replace(one.workload, error_fraction=None, slow_host=1.0)
+    sure = msgspec.structs.replace(one, workload=known)
+    assert slow_links_s(one, outcome(1)) == pytest.approx(2.0 + 0.5 * (times - 1.0), rel=1e-6)
+    assert step_interval(sure, outcome(1), learnt)[1] == pytest.approx(2.638, abs=1e-3)
+    found = interval_of(sure, outcome(1), 1.0)
+    assert found.iteration_s[1] == pytest.approx(2.638, abs=1e-3)
+    assert "links may be slower than usual" in found.text
+    lone = interval_of(replica(box), outcome(1), 1.0)
+    assert "links may be slower than usual" not in lone.text
+    # canary: as if nothing were sent
+    assert slow_links_s(replica(box), outcome(1)) == pytest.approx(2.0)
+
+
+def test_a_worker_with_servers_says_that_its_links_may_be_slow() -> None:
+    """The link of one worker to a server is busy for 80 %, and sockets are 1.778 times slower."""
+    busy = Utilisation(workers={}, servers={"server 0": 0.1}, links={"a": 0.8})
+    found = interval_of(job(1, arch="bsp", where=nominal()), outcome(1, utilisation=busy), 1.0)
+    assert found.iteration_s[1] == pytest.approx(1.6 * math.exp(Z90 * 0.35), rel=1e-6)
+    assert "links may be slower than usual" in found.text
