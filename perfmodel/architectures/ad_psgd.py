@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import msgspec
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse
-from perfmodel.architectures.mean_field import few_peers
 from perfmodel.architectures.memory import Parts, replica_of, with_copies
 from perfmodel.base.arrays import NONE, Ids
 from perfmodel.base.quantities import Quantity, floor_half, is_symbol, maximum, where
 from perfmodel.communication.network import Network
-from perfmodel.communication.partners import Partners, as_far
+from perfmodel.communication.partners import FEWEST, Partners, as_far
 from perfmodel.communication.rates import Use
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
@@ -253,7 +253,8 @@ ARCHITECTURE = Architecture(
     title="AD-PSGD (random pairs, asynchronous)",
     options=Options,
     build=build,
-    few=lambda job, count: build(few_peers(job, count), of=job.workers),
+    few=lambda job, count: build(msgspec.structs.replace(job, workers=count), of=job.workers),
+    fewest=FEWEST,
     memory=memory,
     assumptions=(
         "in each iteration an active worker draws a passive worker, all equally likely, sends its "

@@ -82,7 +82,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         (:func:`perfmodel.training.workers.alike`); None, or returns None, if one worker
         cannot represent all.
     few : builds the graph with so many of the workers, which represent all if many are equal and
-        asynchronous (:mod:`perfmodel.architectures.mean_field`); None if a few cannot.
+        asynchronous (:mod:`perfmodel.architectures.mean_field`); None if a few cannot. ``fewest``
+        is how many it takes.
     memory : memory of a worker and of the fullest server by component; by default a worker keeps a
         whole replica, and there are no servers.
     updates_on_servers : whether servers run the optimizer.
@@ -112,6 +113,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     aliases: Mapping[str, Mapping[str, object]] = msgspec.field(default_factory=dict)
     fold: Callable[[Job], OpGraph | None] | None = None
     few: Callable[[Job, int], OpGraph] | None = None
+    fewest: int = 16
     memory: Callable[[Job], Parts] = replica
     updates_on_servers: bool = False
     model_age: Callable[[Job], ModelAge | None] | None = None

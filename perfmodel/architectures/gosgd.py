@@ -6,14 +6,15 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+import msgspec
+
 from perfmodel.architectures.base import Architecture, Coarse
-from perfmodel.architectures.mean_field import few_peers
 from perfmodel.architectures.memory import Parts, replica_of, with_copies
 from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import number, whole_number
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
 from perfmodel.communication.network import Network
-from perfmodel.communication.partners import Partners, as_far, others
+from perfmodel.communication.partners import FEWEST, Partners, as_far, others
 from perfmodel.communication.rates import Use
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import OpGraph
@@ -290,7 +291,8 @@ ARCHITECTURE = Architecture(
     title="GoSGD (gossip, asynchronous)",
     options=Options,
     build=build,
-    few=lambda job, count: build(few_peers(job, count), of=job.workers),
+    few=lambda job, count: build(msgspec.structs.replace(job, workers=count), of=job.workers),
+    fewest=FEWEST,
     memory=memory,
     assumptions=(
         "a model goes to one of the other workers, all equally likely",

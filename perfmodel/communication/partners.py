@@ -11,6 +11,10 @@ from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis
 from perfmodel.inputs.job import Job
 
+FEWEST = 256
+"""Fewest workers that represent many if they exchange models with each other, so that a worker
+seldom meets the same one again."""
+
 
 def others(workers: int) -> Ids:
     """Return for each worker all others, from the next one on, (workers, workers - 1)."""

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from perfmodel.base.arrays import NONE, Floats, Ids, Refs
 from perfmodel.engine import codes
 from perfmodel.engine.layout_rules import Extras, lay_out_rules
-from perfmodel.engine.noise import TABLE, key, offsets, resampled, table
+from perfmodel.engine.noise import TABLE, factors, key, offsets
 from perfmodel.engine.tracing import Walks
 from perfmodel.engine.world import DTYPES, Records, World, aligned, assign, starts
-from perfmodel.graph.op_graph import CAUSES, KINDS, OpGraph
+from perfmodel.graph.op_graph import CAUSES, OpGraph
 
 _PROBE_ROOM = 3
 """Instances of a probe that may be open at once, in addition to those that its lag opens."""
@@ -308,13 +308,7 @@ def _streams(graph: OpGraph) -> tuple[Records, Floats]:
         np.stack([graph.stream_cv, graph.stream_kind]), axis=1, return_inverse=True
     )
     streams["first"] = which.ravel() * TABLE
-    own = [resampled(values) for values in graph.tables]
-    return streams, np.concatenate(
-        [
-            table(float(cv), int(kind)) if kind < len(KINDS) else own[int(kind) - len(KINDS)]
-            for cv, kind in kinds.T
-        ]
-    )
+    return streams, np.concatenate([factors(graph, float(cv), int(kind)) for cv, kind in kinds.T])
 
 
 def _holds(graph: OpGraph) -> tuple[Records, Ids]:

@@ -1,16 +1,22 @@
-"""Simulates many equal workers by a few: finds the rate at which those left out run, too."""
+"""Simulates many workers by a few: finds the rate at which those left out run, too."""
 
 from __future__ import annotations
 
 import msgspec
 import numpy as np
 
+from perfmodel.base.arrays import Floats
+from perfmodel.engine.few import SLOPE_ERROR, faster, of_all, shared_parts
+from perfmodel.engine.in_step import simulate_in_step
 from perfmodel.engine.measures import Measures, measures
 from perfmodel.engine.run import Simulation
 from perfmodel.engine.simulation import simulate
 from perfmodel.engine.warmup import TOLERATED_DRIFT, Progress, warm_up
 from perfmodel.graph.mean_field import MeanField
-from perfmodel.graph.op_graph import CAUSES, OpGraph
+from perfmodel.graph.op_graph import OpGraph
+
+NO_TIME = 1e-300
+"""Shortest time of an iteration (s), to divide by."""
 
 MOST_GUESSES, CLOSE = 8, 2.0
 """Most short runs that look for the rate of the workers that are left out, and how close the rate
@@ -19,14 +25,6 @@ the other."""
 
 APART = 0.01
 """Least relative difference between two guesses that tell how one rate depends on the other."""
-
-HELD_BACK, NEARLY_FULL = 0.002, 0.01
-"""Part of the time that workers wait for a bound on their lead, and idle part of the time of the
-busiest shared resource, above which a few workers cannot represent many."""
-
-SLOPE_ERROR = 0.3
-"""Error of the slope that short runs tell, as a fraction of it: the interval has as much of what
-the slope corrects."""
 
 WIDEST = 4.0
 """Most that the interval of the workers in the graph may be wider than that of all."""
@@ -45,43 +43,50 @@ def simulate_mean_field(
     The workers that the graph lacks make as many iterations as those in it. Short runs find that
     rate, a long one measures.
 
+    If none may be more than a ``lead`` ahead of the slowest, see
+    :func:`perfmodel.engine.in_step.simulate_in_step`.
+
     Raises
     ------
     InputError, DeadlockError : see :func:`perfmodel.engine.simulation.simulate`.
     """
-    if not np.isfinite(field.most_per_s):
+    if field.lead is not None:
+        return simulate_in_step(field, field.lead, seed, rel_ci, progress, compiled=compiled)
+    if not field.shared:
         return simulate(field.graph, seed=seed, rel_ci=rel_ci, progress=progress, compiled=compiled)
-    alike = field.most_per_s * (1.0 - field.alone / field.workers)  # full, if all were equal
-    rates = _Rates(field.most_per_s, min(alike, 1.0 / max(_alone_s(field.graph), 1e-300)))
+    pace = 1.0 / np.maximum(_alone_s(field.graph), NO_TIME)
+    pace /= field.mean(pace)
+    rates = _Rates(field.most(pace), field.mean(1.0 / np.maximum(_alone_s(field.graph), NO_TIME)))
     close = TOLERATED_DRIFT * rel_ci
     for _ in range(MOST_GUESSES):
-        graph = field.at(rates.guess)
+        graph = field.at(rates.guess * pace)
         with Simulation(graph, seed, compiled, steady=True) as run:
             width = rel_ci * (rates.wider if rates.slope else WIDEST)
             pilot = warm_up(run, width, 0, None, settle=False)
             part = run.totals() - pilot.begin
-        if rates.guess == field.most_per_s and _idle(field, measures(graph, part)) <= close:
+        found, before = field.mean(part.progress) / part.time, rates.guess
+        if field.kind.any():
+            pace = field.by_kind(part.progress / part.time) / found
+            rates.limit(field.most(pace))
+        idle = 1.0 - shared_parts(field, measures(graph, part)).max()
+        if rates.full and max(idle, abs(rates.guess - before) / before) <= close:
             break
-        found = field.mean(part.progress) / part.time
         if rates.closed(found, CLOSE * rel_ci * rates.wider if rates.slope else close):
             break
     guess, steep = rates.guess, 1.0 - rates.slope
-    graph = field.at(guess)
+    graph = field.at(guess * pace)
     few = simulate(
         graph, seed=seed, rel_ci=rel_ci * rates.wider, progress=progress, compiled=compiled
     )
     found = field.mean(few.iterations_per_s)
-    right = min(guess + (found - guess) / steep, field.most_per_s)
-    wide = (few.ci_fraction + SLOPE_ERROR * abs(found - guess) / right) / steep
-    few = msgspec.structs.replace(_faster(few, right / found), ci_fraction=wide)
-    return _of_all(field, guess, few)
-
-
-def held_back(field: MeanField, found: Measures) -> bool:
-    """Return whether workers wait for the slowest of all, without a resource that is full: for how
-    long depends on how many they are, and they go on together, so that a few cannot tell."""
-    waited = found.wait_fraction[:, CAUSES.index("staleness_bound")]
-    return field.mean(waited) > HELD_BACK and _idle(field, found) > NEARLY_FULL
+    moved = 0.0
+    if field.kind.any():
+        rates.limit(field.most(field.by_kind(few.iterations_per_s) / found))
+        moved = abs(rates.guess - guess) / guess
+    right = min(guess + (found - guess) / steep, rates.most)
+    wide = moved + (few.ci_fraction + SLOPE_ERROR * abs(found - guess) / right) / steep
+    few = msgspec.structs.replace(faster(few, right / found), ci_fraction=wide)
+    return of_all(field, *field.left(guess * pace), few)
 
 
 class _Rates:
@@ -89,13 +94,23 @@ class _Rates:
     in the graph, which are slower if the others are faster.
 
     The first guess is given. The second is what came out. Later ones are where the line through the
-    last two crosses equal rates. None is more than the most that shared resources allow.
+    last two crosses equal rates. None is more than the ``most`` that shared resources allow.
     """
 
     def __init__(self, most: float, guess: float) -> None:
-        self._most = most
+        self.most = most
         self._seen: list[tuple[float, float]] = []
-        self.guess = guess
+        self.guess = min(guess, most)
+
+    @property
+    def full(self) -> bool:
+        """Whether the guess is the most that shared resources allow."""
+        return self.guess == self.most
+
+    def limit(self, most: float) -> None:
+        """Change the most that shared resources allow."""
+        self.guess = most if self.full else min(self.guess, most)
+        self.most = most
 
     def closed(self, found: float, close: float) -> bool:
         """Take what was found; return whether it is as guessed, but for the fraction ``close``. If
@@ -105,10 +120,10 @@ class _Rates:
             return True
         following = self.guess + (found - self.guess) / (1.0 - self.slope)
         low = max((guess for guess, found in self._seen if found > guess), default=0.0)
-        high = min((guess for guess, found in self._seen if found < guess), default=self._most)
+        high = min((guess for guess, found in self._seen if found < guess), default=self.most)
         if low < high and not low < following < high:
             following = (low + high) / 2.0
-        self.guess = min(following, self._most)
+        self.guess = min(following, self.most)
         return False
 
     @property
@@ -129,51 +144,9 @@ class _Rates:
         return 0.0
 
 
-def _alone_s(graph: OpGraph) -> float:
-    """Return the longest time of an iteration of a worker that is alone (s)."""
-    return float(graph.op_stagger_s.max())
-
-
-def _faster(few: Measures, times: float) -> Measures:
-    """Return the measures if workers make so many ``times`` as many iterations, which compute as
-    long; they wait for the same causes."""
-    busy = np.minimum(few.busy_fraction * times, 1.0)
-    idle = 1.0 - few.busy_fraction
-    waits = few.wait_fraction * ((1.0 - busy) / np.where(idle > 0.0, idle, 1.0))[:, None]
-    return msgspec.structs.replace(
-        few,
-        iterations_per_s=few.iterations_per_s * times,
-        busy_fraction=busy,
-        wait_fraction=waits,
-    )
-
-
-def _idle(field: MeanField, few: Measures) -> float:
-    """Return the part of the time for which the busiest shared resource is idle."""
-    links, slots = (
-        few.link_utilisation[field.link_s > 0.0],
-        few.slot_utilisation[field.slot_s > 0.0],
-    )
-    return 1.0 - float(np.concatenate([links, slots]).max())
-
-
-def _of_all(field: MeanField, rate_per_s: float, few: Measures) -> Measures:
-    """Return the measures of all workers from those of the few, while the others make
-    ``rate_per_s`` iterations per second.
-
-    Of the updates that workers see of each other, each of the few sees those of the other few only.
-    """
-    link, slot = field.left(rate_per_s)
-    groups, workers = field.graph.n_groups, field.workers
-    more = (workers - 1) / max(groups - 1, 1)
-    rates = few.iterations_per_s
-    made = float(rates @ field.graph.group_count) / max(float(rates.sum()), 1e-300)
-    seen = np.rint(np.arange(len(few.staleness)) * more).astype(np.int64)
-    return msgspec.structs.replace(
-        few,
-        link_utilisation=1.0 - link + link * few.link_utilisation,
-        slot_utilisation=1.0 - slot + slot * few.slot_utilisation,
-        staleness=np.bincount(seen, few.staleness).astype(np.int64),
-        staleness_mean=few.staleness_mean * more,
-        updates_per_s=few.updates_per_s * made,
-    )
+def _alone_s(graph: OpGraph) -> Floats:
+    """Return the time of an iteration of each group's workers if they are alone (s), (groups,)."""
+    own = np.flatnonzero(graph.op_group >= 0)
+    longest_s = np.zeros(graph.n_groups)
+    np.maximum.at(longest_s, graph.op_group[own], graph.op_stagger_s[own])
+    return longest_s

@@ -12,9 +12,9 @@ import math
 
 import numpy as np
 
-from perfmodel.base.arrays import Floats
+from perfmodel.base.arrays import NONE, Floats
 from perfmodel.base.quantities import NO_SPREAD
-from perfmodel.graph.op_graph import KINDS
+from perfmodel.graph.op_graph import KINDS, OpGraph
 
 TABLE = 1 << 16
 """Number of values in a table."""
@@ -67,3 +67,22 @@ def table(cv: float, kind: int) -> Floats:
     values /= values.mean()
     values.setflags(write=False)
     return values  # type: ignore[no-any-return]
+
+
+def factors(graph: OpGraph, cv: float, kind: int) -> Floats:
+    """Return TABLE equally likely factors of a distribution of a graph's streams, ascending."""
+    return table(cv, kind) if kind < len(KINDS) else resampled(graph.tables[kind - len(KINDS)])
+
+
+def factors_of(graph: OpGraph) -> Floats:
+    """Return TABLE equally likely factors on the computation of an iteration of a worker, that of
+    the last group: those of its stream or, if it has several that are independent, lognormal ones
+    with the variance of their sum."""
+    varying = (graph.op_group == graph.n_groups - 1) & (graph.op_stream != NONE)
+    streams, which = np.unique(graph.op_stream[varying], return_inverse=True)
+    if len(streams) == 1:
+        stream = int(streams[0])
+        return factors(graph, float(graph.stream_cv[stream]), int(graph.stream_kind[stream]))
+    seconds = np.bincount(which.ravel(), graph.op_seconds[varying])
+    spread_s = np.sqrt(((seconds * graph.stream_cv[streams]) ** 2).sum())
+    return table(float(spread_s / max(seconds.sum(), 1e-300)), KINDS.index("lognormal"))

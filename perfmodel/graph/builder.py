@@ -439,14 +439,15 @@ class GraphBuilder:
         """
         stagger = np.zeros(self._count["op"])
         stagger[self._take("stagger_ops", np.int64)] = self._take("stagger_s", np.float64)
-        marks = np.asarray(mark, np.int64).ravel()
+        marks, counts = np.broadcast_arrays(np.ravel(mark), np.asarray(count, np.int64))
         computed: dict[str, Any] = {
             "op_stagger_s": stagger,
             "hold_start": offsets(self._take("hold_count", np.int32)),
             "route_start": offsets(self._take("route_length", np.int32)),
             "group_device": np.asarray(device, np.int64).ravel(),
             "group_mark": marks,
-            "group_count": np.broadcast_to(np.asarray(count, np.int64), marks.shape),
+            "group_count": counts,
+            "worker_group": np.repeat(np.arange(len(marks)), counts),
             "tables": tuple(self._tables),
             "rules": tuple(self._rules),
             "logged": tuple(self._logged),

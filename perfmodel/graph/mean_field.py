@@ -1,5 +1,5 @@
-"""Many equal workers as a graph of a few: each represents several, and all others are there through
-what they take of the resources that all share."""
+"""Many workers as a graph of a few: each represents several that are equal, and all others are
+there through what they take of the resources that all share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAST_LEFT = 1e-6
 
 
 class MeanField(msgspec.Struct, frozen=True, eq=False):
-    """A job with many equal workers, of which a graph has a few.
+    """A job with many workers, of which a graph has a few.
 
     The workers that the graph lacks take their mean part of each link and slot that workers meet
     at. A link that they use for a part of the time is as much slower for the others, which is exact
@@ -26,66 +26,101 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
 
     Attributes
     ----------
-    graph : the graph; ``group_count`` says how many workers each group represents.
-    alone : number of its first groups that represent a worker each, which may be slower.
-    link_s : time of each link that an iteration of a worker takes, (links,): 0 for links that
+    graph : the graph; ``group_count`` says how many workers each group represents, and
+        ``worker_group`` which.
+    kind : number of the kind of each group's workers, (groups,): those of a kind are equal.
+    link_s : time of each link that an iteration of a group takes, (groups, links): 0 for links that
         workers do not meet at.
-    slot_s : the same for slots, (slots,).
+    slot_s : the same for slots, (groups, slots).
+    lead : if workers go on in step, how many iterations they may be ahead of the slowest.
     """
 
     graph: OpGraph
-    alone: int
+    kind: Ids
     link_s: Floats
     slot_s: Floats
+    lead: int | None = None
 
     @classmethod
-    def of(cls, graph: OpGraph, workers: int, places: Ids, alone: int = 0) -> MeanField:
-        """Return the mean field of ``workers`` workers, which meet at the links and slots of these
-        ``places``, where no worker is, and at links without a place; nowhere if there are none. All
-        but the first ``alone`` are equal."""
+    def of(
+        cls, graph: OpGraph, worker_group: Ids, kind: Ids, places: Ids, lead: int | None = None
+    ) -> MeanField:
+        """Return the mean field of workers that groups of the graph represent, ``worker_group``
+        (workers,), which meet at the links and slots of these ``places``, and at links without a
+        place; nowhere if there are none. Workers of ``places`` represent themselves only."""
         groups = graph.n_groups
-        ends = np.linspace(alone, workers, groups - alone + 1).round().astype(np.int64)
-        count = np.concatenate([np.ones(alone, np.int64), np.diff(ends)])
-        graph = msgspec.structs.replace(graph, group_count=count)
+        count = np.bincount(worker_group, minlength=groups)
+        graph = msgspec.structs.replace(graph, group_count=count, worker_group=worker_group)
         op, resource, seconds = work_of(graph)
         slots, links = len(graph.slot_capacity), len(graph.link_capacity_bytes_per_s)
-        each_s = np.bincount(resource, graph.activity[op] * seconds, slots + links) / groups
-        slot_s, link_s = each_s[:slots], each_s[slots:]
+        own = np.flatnonzero(graph.op_group[op] >= 0)
+        at = graph.op_group[op[own]].astype(np.int64) * (slots + links) + resource[own]
+        spent_s = graph.activity[op[own]] * seconds[own]
+        each_s = np.zeros((groups, slots + links))
+        np.add.at(each_s.reshape(-1), at, spent_s)
+        slot_s, link_s = each_s[:, :slots], each_s[:, slots:]
         there = np.append(places, NONE) if len(places) else places
-        link_s[~np.isin(graph.link_place, there)] = 0.0
-        slot_s[~np.isin(graph.slot_place, places)] = 0.0
-        return cls(graph, alone, link_s, slot_s)
+        link_s[:, ~np.isin(graph.link_place, there)] = 0.0
+        slot_s[:, ~np.isin(graph.slot_place, places)] = 0.0
+        return cls(graph, kind, link_s, slot_s, lead)
 
     @property
     def workers(self) -> int:
         """Number of workers."""
-        return int(self.graph.group_count.sum())
+        return len(self.graph.worker_group)
 
     @property
-    def most_per_s(self) -> float:
-        """Iterations per second of each of the equal workers at which a shared resource is full;
-        infinite without any."""
-        busiest_s = max(self.link_s.max(initial=0.0), self.slot_s.max(initial=0.0))
-        return 1.0 / ((self.workers - self.alone) * busiest_s) if busiest_s > 0.0 else math.inf
+    def shared(self) -> bool:
+        """Whether there are resources that workers share."""
+        return bool(self.link_s.any() or self.slot_s.any())
 
     def mean(self, by_group: Floats) -> float:
-        """Return the mean of a value of groups, (groups,), over the workers that are equal."""
-        equal = slice(self.alone, None)
-        return float(np.average(by_group[equal], weights=self.graph.group_count[equal]))
+        """Return the mean of a value of groups, (groups,), over all workers."""
+        return float(np.average(by_group, weights=self.graph.group_count))
 
-    def left(self, rate_per_s: float) -> tuple[Floats, Floats]:
+    def by_kind(self, by_group: Floats) -> Floats:
+        """Return the mean over its kind for each group, of a value of groups, (groups,)."""
+        count = self.graph.group_count
+        sums = np.bincount(self.kind, by_group * count) / np.bincount(self.kind, count)
+        return np.asarray(sums[self.kind])
+
+    def most(self, rates: Floats) -> float:
+        """Return how many times as fast as these ``rates``, in iterations per second (groups,),
+        workers are if a shared resource is full; infinite without any."""
+        made = self.graph.group_count * rates
+        busiest = max((made @ self.link_s).max(initial=0.0), (made @ self.slot_s).max(initial=0.0))
+        return 1.0 / float(busiest) if busiest > 0.0 else math.inf
+
+    def left(self, rates: Floats) -> tuple[Floats, Floats]:
         """Return the part of each link and slot that is left for the groups of the graph while each
-        worker makes ``rate_per_s`` iterations per second, (links,) and (slots,)."""
-        others = (self.workers - self.graph.n_groups) * rate_per_s
-        if others == 0.0 or not math.isfinite(others):
-            return np.ones(len(self.link_s)), np.ones(len(self.slot_s))
-        link, slot = (np.maximum(1.0 - others * s, LEAST_LEFT) for s in (self.link_s, self.slot_s))
+        worker makes as many iterations per second as its group does, ``rates`` (groups,): (links,)
+        and (slots,)."""
+        others = (self.graph.group_count - 1) * rates
+        link, slot = (
+            np.maximum(1.0 - others @ spent, LEAST_LEFT) for spent in (self.link_s, self.slot_s)
+        )
         return link, slot
 
-    def at(self, rate_per_s: float) -> OpGraph:
-        """Return the graph while each worker makes ``rate_per_s`` iterations per second."""
+    def at(self, rates: Floats) -> OpGraph:
+        """Return the graph while each worker makes as many iterations per second as ``rates``
+        (groups,) says."""
+        return self._with(*self.left(rates))
+
+    def in_proportion(self) -> OpGraph:
+        """Return the graph while of each shared resource there is as large a part as of the
+        workers.
+
+        What workers do at the same time then takes as long as among all of them, but a single
+        message takes longer (Psounis, Pan, Prabhakar, Wischik, "The scaling hypothesis", ACM
+        SIGCOMM CCR 33(1), 2003, scale links down with the traffic that a simulation has).
+        """
+        part = self.graph.n_groups / self.workers
+        shares = (np.where(spent.any(axis=0), part, 1.0) for spent in (self.link_s, self.slot_s))
+        return self._with(*shares)
+
+    def _with(self, link: Floats, slot: Floats) -> OpGraph:
+        """Return the graph with these parts of each link and slot, (links,) and (slots,)."""
         graph = self.graph
-        link, slot = self.left(rate_per_s)
         slower = np.ones(graph.n_ops)
         op = np.repeat(np.arange(graph.n_ops), np.diff(graph.hold_start))
         np.maximum.at(slower, op, 1.0 / slot[graph.hold_slots])

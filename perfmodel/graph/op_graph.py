@@ -207,6 +207,7 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
     group_mark : op that ends the group's iteration.
     spent_op, spent_on, spent_s : an op, and what (index into SPENT) takes how much of its seconds
         or, if it has none, of its latency (s).
+    worker_group : the group of each worker, (workers,).
     tables : equally probable values of mean 1 of distributions without a name, (values,) each,
         ascending.
     """
@@ -255,6 +256,7 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
     spent_op: Refs
     spent_on: Refs
     spent_s: Floats
+    worker_group: Ids
     tables: tuple[Floats, ...]
     rules: tuple[Rule, ...]
     logged: tuple[Logged, ...]

@@ -149,14 +149,12 @@ def _long_run(
     if few is None:
         graph = build_graph(job, fold=True, max_ops=max_ops)
     else:
-        from perfmodel.engine.mean_field import held_back, simulate_mean_field
+        from perfmodel.engine.mean_field import simulate_mean_field
 
         field = mean_field_of(job)
         if field is not None:
             graph = budget.checked(job, field.graph, max_ops)
-            found = simulate_mean_field(field, job.seed, rel_ci, progress)
-            if not held_back(field, found):
-                return graph, found
+            return graph, simulate_mean_field(field, job.seed, rel_ci, progress)
         graph = budget.built(job, lambda some: few(some, some.workers), max_ops)
     return graph, simulate(graph, seed=job.seed, rel_ci=rel_ci, progress=progress)
 
@@ -190,14 +188,14 @@ def _causes_by_worker(
 
 def _by_worker(graph: OpGraph, by_group: Floats, devices: Devices) -> tuple[float, ...]:
     """Return each worker's value: of replicas, the mean of their devices."""
-    each, (stages, within) = np.repeat(by_group, graph.group_count), devices
+    each, (stages, within) = by_group[graph.worker_group], devices
     several = each if stages == 1 else each.reshape(stages, -1).mean(axis=0)
     return tuple((several if within == 1 else several.reshape(-1, within).mean(axis=1)).tolist())
 
 
 def _by_stage(graph: OpGraph, by_group: Floats, stages: int) -> tuple[float, ...]:
     """Return the mean of each stage."""
-    return tuple(np.repeat(by_group, graph.group_count).reshape(stages, -1).mean(axis=1).tolist())
+    return tuple(by_group[graph.worker_group].reshape(stages, -1).mean(axis=1).tolist())
 
 
 def _operations(graph: OpGraph, run: Measures) -> dict[str, float]:

@@ -97,8 +97,8 @@ def add_workers(
     op, unless its layers differ by more than their times.
     """
     work = expanded(job.device_work)
-    if not layers and _like_one_layer(job):
-        work = _joined(work)
+    if not layers and like_one_layer(job):
+        work = in_blocks(work, 1)
     workers = _placed(b, job, work, first, nodes)
     if job.stage is not None:
         from perfmodel.training.stages import add_stage
@@ -109,18 +109,30 @@ def add_workers(
     return _add_loading(b, job, workers)
 
 
-def _like_one_layer(job: Job) -> bool:
+def like_one_layer(job: Job) -> bool:
     """Return whether a pass varies as a whole, and nothing else happens between its layers."""
     of_ops = job.jitter is not None and job.jitter.scope == "op"
     work = job.workload
     return not of_ops and work.packing is None and not work.storage.offload and job.stage is None
 
 
-def _joined(workload: Workload) -> Workload:
-    """Return a workload whose layers are one, which takes as long as all of them."""
-    sizes = tuple(size for layer in workload.layers for size in layer.tensor_bytes)
-    one = WorkloadLayer("all layers", workload.forward_s, workload.backward_s, sizes)
-    return msgspec.structs.replace(workload, layers=(one,))
+def in_blocks(workload: Workload, count: int) -> Workload:
+    """Return a workload whose layers are joined to at most so many, of about equal parts of the
+    time and of the gradients. Tensors keep their numbers."""
+    whole = expanded(workload)
+    layers = whole.layers
+    sizes = np.array([sum(layer.tensor_bytes) for layer in layers])
+    times_s = np.array([layer.forward_s + layer.backward_s for layer in layers])
+    part = sum(some / max(float(some.sum()), 1e-300) / 2.0 for some in (sizes, times_s))
+    block = np.minimum((np.cumsum(part) - part / 2.0) * count, count - 1).astype(np.int64)
+    joined = []
+    for number in np.unique(block):
+        of = [layer for layer, own in zip(layers, block, strict=True) if own == number]
+        name = of[0].name if len(of) == 1 else f"{of[0].name} to {of[-1].name}"
+        times = (sum(one.forward_s for one in of), sum(one.backward_s for one in of))
+        made = tuple(size for layer in of for size in layer.tensor_bytes)
+        joined.append(WorkloadLayer(name, *times, made))
+    return msgspec.structs.replace(whole, layers=tuple(joined))
 
 
 def add_passes(

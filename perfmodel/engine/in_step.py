@@ -1,0 +1,133 @@
+"""Simulates many workers of which none may be far ahead of the slowest by a few."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import operator
+
+import msgspec
+import numpy as np
+
+from perfmodel.base.arrays import Ids
+from perfmodel.engine.bounded_lead import bounded_lead_s
+from perfmodel.engine.few import SLOPE_ERROR, of_all, shared_parts
+from perfmodel.engine.measures import Measures, Totals, measures
+from perfmodel.engine.noise import factors_of
+from perfmodel.engine.progress import RESOLUTION_OF_SHORT
+from perfmodel.engine.run import Simulation
+from perfmodel.engine.starts import ci_of, seeds
+from perfmodel.engine.tracing import recorded
+from perfmodel.engine.warmup import Progress
+from perfmodel.graph.mean_field import MeanField
+from perfmodel.graph.op_graph import CAUSES, OpGraph
+
+BOUND = CAUSES.index("staleness_bound")
+"""Column of the waits for a bound on the lead of workers."""
+
+LONG_RUNS, LONG_ROUNDS, LONG_OPS = 4, (128, 512), 2_000_000
+"""Runs of workers in step, the fewest and most rounds of each, and the operations of each between
+these. Over hundreds of rounds, workers come to go from one server to the next together, or stop to
+do so."""
+
+ERROR_OF_ONE = 0.75
+"""Error of the throughput of workers in step if a shared resource is full, times the workers that
+were simulated; if it is less busy, in proportion to the square (decision 0102)."""
+
+
+def simulate_in_step(
+    field: MeanField,
+    lead: int,
+    seed: int,
+    rel_ci: float,
+    progress: Progress | None,
+    *,
+    compiled: bool | None,
+) -> Measures:
+    """Run the graph of a mean field whose workers may be ``lead`` iterations ahead of the slowest,
+    and measure all workers.
+
+    They go on together, and what they do at the same time would not be seen if those that the graph
+    lacks were there evenly. So what they share is there in proportion to the workers of the graph.
+    The slowest of all is slower than that of a few: by how much is known of workers that wait for
+    nothing else (:func:`perfmodel.engine.bounded_lead.bounded_lead_s`).
+    """
+    graph = field.graph
+    few = _long_runs(field.in_proportion(), seed, rel_ci, progress, compiled)
+    iteration_s = 1.0 / field.by_kind(few.iterations_per_s)
+    varying_s = few.busy_fraction * iteration_s
+    fixed_s = np.maximum((1.0 - few.wait_fraction[:, BOUND]) * iteration_s - varying_s, 0.0)
+    factors = factors_of(graph)
+
+    def pace_s(group: Ids) -> float:
+        return bounded_lead_s(varying_s[group], fixed_s[group], factors, lead, seed)
+
+    busiest = float(shared_parts(field, few).max(initial=0.0))
+    fewer = ERROR_OF_ONE / graph.n_groups * busiest**2
+    times = min(pace_s(np.arange(graph.n_groups)) / pace_s(graph.worker_group), 1.0)
+    waits = few.wait_fraction * times
+    waits[:, BOUND] += 1.0 - times
+    few = msgspec.structs.replace(
+        few,
+        iterations_per_s=few.iterations_per_s * times,
+        busy_fraction=few.busy_fraction * times,
+        wait_fraction=waits,
+        link_utilisation=few.link_utilisation * times,
+        slot_utilisation=few.slot_utilisation * times,
+        ci_fraction=few.ci_fraction + SLOPE_ERROR * (1.0 - times) + fewer,
+    )
+    return of_all(field, np.ones(len(graph.link_place)), np.ones(len(graph.slot_place)), few)
+
+
+def _long_runs(
+    graph: OpGraph, seed: int, rel_ci: float, progress: Progress | None, compiled: bool | None
+) -> Measures:
+    """Run a graph from several starts for many rounds. Two shorter runs are enough if all of their
+    halves are about equally fast."""
+    rounds = min(max(LONG_OPS // graph.n_ops, LONG_ROUNDS[0]), LONG_ROUNDS[1])
+    with contextlib.ExitStack() as opened:
+        runs: list[_LongRun] = []
+        for run_seed in seeds(seed, LONG_RUNS):
+            run = Simulation(graph, run_seed, compiled, depth=recorded(graph), steady=True)
+            runs.append(_LongRun(opened.enter_context(run)))
+            for end in (rounds // 16, rounds // 8, rounds // 4):
+                runs[-1].advance(end)
+            if len(runs) == 2:
+                rates = [rate for one in runs for rate in one.rates]
+                if max(rates) - min(rates) <= rel_ci * min(rates):
+                    break
+            for one in runs if len(runs) > 1 else ():
+                one.advance(rounds)
+            if progress is not None:
+                progress(len(runs), LONG_RUNS)
+        totals = [one.measured for one in runs]
+        ci = max(ci_of(graph, totals), RESOLUTION_OF_SHORT * rel_ci)
+        whole = runs[0].run.trace_on(functools.reduce(operator.add, totals), graph.span)
+    return measures(graph, whole, ci_fraction=ci, runs=len(runs), transient_rounds=rounds / 4.0)
+
+
+class _LongRun:
+    """A run, and the totals up to some rounds of it."""
+
+    def __init__(self, run: Simulation) -> None:
+        self.run = run
+        self._ends: list[Totals] = []
+
+    def advance(self, rounds: int) -> None:
+        """Go on to so many rounds, if it has not come so far."""
+        if self.run.rounds < rounds:
+            self.run.advance(rounds)
+            self._ends.append(self.run.totals())
+
+    @property
+    def rates(self) -> list[float]:
+        """Iterations per second between the ends."""
+        graph = self.run.graph
+        return [(b - a).iterations_per_s(graph) for a, b in itertools.pairwise(self._ends)]
+
+    @property
+    def measured(self) -> Totals:
+        """The totals without about the first quarter of the rounds."""
+        last = self._ends[-1]
+        return last - [end for end in self._ends if 3 * end.rounds <= last.rounds][-1]
