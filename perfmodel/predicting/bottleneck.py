@@ -12,8 +12,7 @@ from perfmodel.engine.measures import CriticalOp, Measures
 from perfmodel.graph.op_graph import SPENT, OpGraph, OpUse
 from perfmodel.predicting.coarse import SHOWN_SHARE
 from perfmodel.results.prediction import Bottleneck, CriticalStep
-from perfmodel.training.labels import EXCHANGE, GRADIENT_SUM, QUEUE, SUM, WAIT
-from perfmodel.training.routing import EXPERT_EXCHANGE, EXPERT_WAIT
+from perfmodel.training import labels
 
 LATENCY = "latency"
 
@@ -32,13 +31,13 @@ _ACTIVITIES = {
 }
 
 _TOGETHER = {
-    EXCHANGE: "exchanges over context-parallel devices",
-    SUM: "sums over tensor-parallel devices",
-    QUEUE: "queues before sums over tensor-parallel devices",
-    GRADIENT_SUM: "sums of gradients over context-parallel devices",
-    WAIT: "waiting for the slowest part of sequences",
-    EXPERT_EXCHANGE: "exchanges with experts",
-    EXPERT_WAIT: "waiting for the busiest experts",
+    labels.EXCHANGE: "exchanges over context-parallel devices",
+    labels.SUM: "sums over tensor-parallel devices",
+    labels.QUEUE: "queues before sums over tensor-parallel devices",
+    labels.GRADIENT_SUM: "sums of gradients over context-parallel devices",
+    labels.WAIT: "waiting for the slowest part of sequences",
+    labels.EXPERT_EXCHANGE: "exchanges with experts",
+    labels.EXPERT_WAIT: "waiting for the busiest experts",
 }
 """What devices of a replica do together inside a node, by the label of its ops."""
 

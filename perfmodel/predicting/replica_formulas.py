@@ -33,8 +33,7 @@ from perfmodel.predicting.replicas import (
     whole_fabric,
 )
 from perfmodel.replicas.stage_work import boundary_bytes, schedule_of
-from perfmodel.training.labels import SLOWEST
-from perfmodel.training.routing import EXPERT_EXCHANGE, IMBALANCE
+from perfmodel.training.labels import EXPERT_EXCHANGE, IMBALANCE, SLOWEST
 from perfmodel.training.shared_links import MOST_TRANSFERS, RoundFlows, shared_pace_s, shared_spans
 from perfmodel.training.spans import Paths, Spans, pace_s, paths_of, spans
 from perfmodel.training.stages import chunk_seconds

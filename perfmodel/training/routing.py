@@ -16,12 +16,7 @@ from perfmodel.base.arrays import Ids
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.inputs.replica import RoutedLayers, Sums
 from perfmodel.pipelines.actions import BACKWARD, FORWARD, INPUT
-
-IMBALANCE = "expert_imbalance"
-"""Cause of waits for the device whose experts have most tokens."""
-
-EXPERT_EXCHANGE, EXPERT_WAIT = "exchange with experts", "wait for the busiest experts"
-"""Labels of the transfers of tokens, and of the waits for the device with the largest load."""
+from perfmodel.training.labels import EXPERT_EXCHANGE, EXPERT_WAIT, IMBALANCE
 
 
 class Routes(NamedTuple):
