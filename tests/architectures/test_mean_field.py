@@ -357,8 +357,14 @@ def test_a_field_without_shared_resources_needs_no_guess() -> None:
         {"stragglers": [Straggler(1, 1.3)], "jitter": 0.05, "workers": 512},
         {"options": {"staleness_bound": 1}, "jitter": 0.3},
         {"options": {"staleness_bound": 1}, "jitter": 0.1},
-        {"options": {"staleness_bound": 1}, "jitter": 0.3, "workers": 512},
-        {"options": {"staleness_bound": 3, "servers": 4}, "jitter": 0.3, "workers": 512},
+        pytest.param(
+            {"options": {"staleness_bound": 1}, "jitter": 0.3, "workers": 512},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"options": {"staleness_bound": 3, "servers": 4}, "jitter": 0.3, "workers": 512},
+            marks=pytest.mark.slow,
+        ),
         {"workers": 400, "jitter": 0.1},
     ],
 )
@@ -379,6 +385,7 @@ def test_workers_that_wait_for_the_slowest_go_on_in_step(given: dict[str, Any]) 
     assert bound == pytest.approx(whole.wait_fraction[:, column].mean(), abs=0.05)
 
 
+@pytest.mark.slow
 def test_canary_a_few_do_not_tell_how_slow_the_slowest_of_all_is() -> None:
     one = job(512, arch="ssp", options={"staleness_bound": 1}, jitter=0.3)
     field = field_of(one)
