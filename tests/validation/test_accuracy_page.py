@@ -209,7 +209,7 @@ def test_few_runs_rarely_have_the_nominal_coverage_by_chance() -> None:
 WIDE = (
     *("dlperf", "diloco_measured", "field", "gavel", "internevo", "lambda_pytorch", "mlperf"),
     *("dgxc_benchmarking", "megatron_bridge", "nvidia", "simumax_b200", "stage_memory"),
-    *("mlperf_v5_1", "torchtitan"),
+    *("mlperf_v5_1", "neusight", "torchtitan"),
 )
 """Sources with so little prior information (other frameworks, estimated devices, software as found
 or tuned, an assumed shaper, nominal links) that their intervals are rightly wider than 20 %."""
