@@ -58,12 +58,14 @@ def mean_field_of(job: Job) -> MeanField | None:
     return MeanField.of(graph, group, kind, places, lead)
 
 
-def represented(graph: OpGraph) -> tuple[str, ...]:
+def represented(job: Job, graph: OpGraph) -> tuple[str, ...]:
     """Return the note that says how many workers are simulated, if these are a few of many."""
     if not graph.staggered or not (graph.group_count > 1).any():
         return ()
     alone = int((graph.group_count == 1).sum())
     but = f", but {alone} of them only themselves" if alone else ", which are equal"
+    if job.unequal and not alone:
+        but = ", as many of each kind as among all"
     return (f"{graph.n_groups} workers are simulated; they represent all{but}",)
 
 

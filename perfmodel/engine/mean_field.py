@@ -54,9 +54,9 @@ def simulate_mean_field(
         return simulate_in_step(field, field.lead, seed, rel_ci, progress, compiled=compiled)
     if not field.shared:
         return simulate(field.graph, seed=seed, rel_ci=rel_ci, progress=progress, compiled=compiled)
-    pace = 1.0 / np.maximum(_alone_s(field.graph), NO_TIME)
-    pace /= field.mean(pace)
-    rates = _Rates(field.most(pace), field.mean(1.0 / np.maximum(_alone_s(field.graph), NO_TIME)))
+    alone = 1.0 / np.maximum(_alone_s(field.graph), NO_TIME)
+    pace = alone / field.mean(alone)
+    rates = _Rates(field.most(pace), field.mean(alone))
     close = TOLERATED_DRIFT * rel_ci
     for _ in range(MOST_GUESSES):
         graph = field.at(rates.guess * pace)

@@ -136,7 +136,7 @@ def predict(
         updates_per_s=run.updates_per_s,
         utilisation=_utilisation(graph, run, devices),
         bottleneck=bottleneck(graph, run),
-        notes=represented(graph) if job.workers >= MANY_GROUPS else (),
+        notes=represented(job, graph) if job.workers >= MANY_GROUPS else (),
     )
 
 

@@ -216,6 +216,8 @@ def test_the_note_says_who_represents_others() -> None:
     assert "128 workers are simulated; they represent all, which are equal" in equal.notes
     but = "128 workers are simulated; they represent all, but 2 of them only themselves"
     assert but in uneven.notes
+    half = predict(job(300, jitter=0.1, stragglers=[Straggler(i, 1.5) for i in range(0, 300, 2)]))
+    assert half.notes[-1].endswith("represent all, as many of each kind as among all")
     assert len(uneven.idle_fraction.per_worker) == 300
     assert np.argmin(uneven.idle_fraction.per_worker) == FAR.worker
     assert f"worker {FAR.worker}" in uneven.utilisation.workers
