@@ -134,6 +134,7 @@ def one_pass(workload: Workload) -> Workload:
         forward_s=workload.forward_s - earlier_s,
         data_loading_s=workload.data_loading_s / passes,
         accumulation=1,
+        assumptions=tuple(_of_each(note, passes) for note in workload.assumptions),
     )
 
 
@@ -141,5 +142,17 @@ def _in_each(note: Assumption, passes: int) -> Assumption:
     """Return an assumption on the batch size of a pass as one on that of the update."""
     if note.name != "batch_size" or not isinstance(note.value, int):
         return note
-    source = f"{note.source}, in each of {passes} passes"
-    return Assumption(note.name, passes * note.value, note.unit, source)
+    return Assumption(note.name, passes * note.value, note.unit, note.source + _each_of(passes))
+
+
+def _of_each(note: Assumption, passes: int) -> Assumption:
+    """Return an assumption on the batch size of an update as one on that of a pass."""
+    each = _each_of(passes)
+    if not note.source.endswith(each) or not isinstance(note.value, int):
+        return note
+    source = note.source.removesuffix(each)
+    return Assumption(note.name, note.value // passes, note.unit, source)
+
+
+def _each_of(passes: int) -> str:
+    return f", in each of {passes} passes"

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from perfmodel import InputError, Profile, Source, Workload
+from perfmodel import InputError, Profile, Source, Workload, make_job
 from perfmodel.catalogue import catalogue
 from perfmodel.inputs.passes import accumulated, one_pass
 from perfmodel.inputs.profile import Gradients, Timing
@@ -143,6 +143,7 @@ def test_one_pass_is_the_inverse_of_accumulation(layered: bool) -> None:
         assert one.forward_s == pytest.approx(other.forward_s)
         assert one.backward_s == other.backward_s
     assert one_pass(made) is made
+    assert back.assumptions == made.assumptions
 
 
 def test_the_default_batch_is_stated_for_the_update() -> None:
@@ -151,6 +152,14 @@ def test_the_default_batch_is_stated_for_the_update() -> None:
     assert note.value == 128
     note = next(a for a in update(WHOLE).assumptions if a.name == "batch_size")
     assert note.value == 64
+
+
+def test_devices_that_divide_layers_leave_the_default_batch_as_it_is() -> None:
+    """Eight samples, the default of language models, in each of four passes."""
+    job = make_job(model="gpt2-medium", device="a100", workers=2, tensor=2, accumulation=4)
+    (note,) = (a for a in job.assumptions if a.name == "batch_size")
+    assert job.workload.batch_size == note.value == 32
+    assert note.source == "default of language models, in each of 4 passes"
 
 
 def test_canary_a_step_taken_as_a_pass_is_noticed() -> None:
