@@ -336,7 +336,8 @@ def _towards_limit(reach: Quantity, passed: Sequence[Table]) -> Table:
     The limit is estimated by a secant in all values at once, which for a single value is Aitken's
     delta-squared process: the combination of the last steps that comes closest to no step at all,
     in least squares (Anderson, "Iterative procedures for nonlinear integral equations", JACM 12(4),
-    1965, doi 10.1145/321296.321305). No value becomes negative.
+    1965, doi 10.1145/321296.321305). No value falls by more than half: while steps still grow, the
+    limit that they seem to come from is below zero.
     """
     values = [[value for row in table for value in row] for table in passed]
     shape = np.broadcast_shapes(*(np.shape(value) for row in values for value in row))
@@ -351,7 +352,9 @@ def _towards_limit(reach: Quantity, passed: Sequence[Table]) -> Table:
     weights = weights / np.where(size > 0.0, size, 1.0)
     change = -(weights * steps[:, 1:]).sum(axis=1)  # (variants, values)
     columns = iter(change.T.reshape(-1, *shape) if shape else change[0].tolist())
-    return [[maximum(0.0, value + reach * next(columns)) for value in row] for row in passed[-1]]
+    return [
+        [maximum(0.5 * value, value + reach * next(columns)) for value in row] for row in passed[-1]
+    ]
 
 
 def _each(function: Callable[..., Quantity], *tables: Table) -> Table:

@@ -446,6 +446,23 @@ def test_regularity_lies_between_random_and_even() -> None:
     assert parts[25] == pytest.approx(regularity(float(np.linspace(0.0, 1.5, 50)[25]), 1.0))
 
 
+def test_classes_that_overlap_fill_a_server_by_hand() -> None:
+    """1,024 customers compute for 1 or 2 s while a server of 10 ms, which arrivals find with half
+    of a service left, is busy. It is always, so a cycle takes 10.24 s. The link of 1 ms is busy for
+    U = 0.1, so U / (1 - U) customers are there, and all others at the server but one half."""
+    demands = [0.001, 0.01]
+
+    def cycle_of(compute_s: float) -> CycleTime:
+        def cycle(others: Sequence[Any]) -> tuple[Any, list[Any]]:
+            link, server = ((1.0 + found) * one for found, one in zip(others, demands, strict=True))
+            return np.maximum(compute_s + link, link + server), [link, server]
+
+        return cycle
+
+    for found in contended([1023, 1], demands, [cycle_of(1.0), cycle_of(2.0)], even=[0.0, 1.0]):
+        assert found == pytest.approx([0.1 / 0.9, 1022.5 - 0.1 / 0.9], rel=1e-3)
+
+
 def test_classes_settle_in_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of full and of partly filled nodes: an extrapolation of each value alone takes 2000
     rounds for these bandwidths."""
