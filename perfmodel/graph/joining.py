@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from perfmodel.base.arrays import NONE, Ids
 from perfmodel.graph.builder import GraphBuilder
-from perfmodel.graph.op_graph import KINDS, Block, OpGraph
+from perfmodel.graph.op_graph import KINDS, Axis, Block, OpGraph
 from perfmodel.graph.rules import Rule
 
 Key = Callable[[Block, int], Hashable]
@@ -24,6 +25,15 @@ SHIFTED: dict[str, str] = {
     "slots": "slot",
 }
 """What the ids in the fields of rules count."""
+
+
+class Named(NamedTuple):
+    """Key of a link or a slot that has no number among those of all graphs: the label and the name
+    it then has, and its place."""
+
+    label: str
+    name: str
+    place: int
 
 
 class JoiningBuilder(GraphBuilder):
@@ -76,23 +86,27 @@ class JoiningBuilder(GraphBuilder):
         place = graph.link_place if kind == "link" else graph.slot_place
         ids = np.full(sum(block.size for block in blocks), NONE)
         for block in blocks:
-            where = slice(block.first, block.first + block.size)
             keys = [key(block, k) for k in range(block.size)]
-            known = [self._shared.get((kind, one), NONE) if one is not None else NONE
-                     for one in keys]  # fmt: skip
-            if block.size and min(known) != NONE:
-                ids[where] = known
+            known = np.array(
+                [self._shared.get((kind, one), NONE) if one is not None else NONE for one in keys]
+            )
+            ids[block.first : block.first + block.size] = known
+            new = np.flatnonzero(known == NONE)
+            if not new.size:
                 continue
-            made = self._new(kind, block.label, block.shape, block.axes, part=name).ravel()
+            own, where = [keys[k] for k in new.tolist()], block.first + new
+            made = self._new(kind, *_named(block, own, where, name)).ravel()
             ids[where] = made
             self.share(kind, made, [one if one is not None else (name, block.first, k)
-                                    for k, one in enumerate(keys)])  # fmt: skip
-            self._add(f"{kind}_place", place[where])
+                                    for k, one in zip(new.tolist(), own, strict=True)])  # fmt: skip
+            pairs = zip(own, place[where].tolist(), strict=True)
+            places = [one.place if isinstance(one, Named) else at for one, at in pairs]
+            self._add(f"{kind}_place", np.array(places))
             if kind == "slot":
                 self._add("slot_capacity", graph.slot_capacity[where])
             else:
                 self._add("link_capacity_bytes_per_s", graph.link_capacity_bytes_per_s[where])
-                self._latency = np.concatenate([self._latency, np.zeros(block.size)])
+                self._latency = np.concatenate([self._latency, np.zeros(new.size)])
         return ids
 
     def _add_ops(self, graph: OpGraph, shift: dict[str, int], slots: Ids, links: Ids) -> None:
@@ -159,6 +173,19 @@ class JoiningBuilder(GraphBuilder):
             mark=np.concatenate(self._marks)[order],
             count=np.concatenate(self._counts)[order],
         )
+
+
+def _named(
+    block: Block, keys: list[Hashable], ids: Ids, part: str
+) -> tuple[str, tuple[int, ...], tuple[Axis, ...], str]:
+    """Return the label, shape, axes and part of some of a block's links or slots, of these keys."""
+    if len(ids) == block.size and not any(isinstance(one, Named) for one in keys):
+        return block.label, block.shape, block.axes, part
+    names = [
+        one.name if isinstance(one, Named) else f"{part}, {block.member(k)}"
+        for one, k in zip(keys, ids.tolist(), strict=True)
+    ]
+    return block.label, ids.shape, ((block.axes[0][0], names),), ""
 
 
 def _shifted(ids: ArrayLike, by: int) -> Ids:

@@ -7,41 +7,18 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from perfmodel.communication.network import BETWEEN_SITES
+from perfmodel.communication.words import ACTIVITIES, OWNERS, TOGETHER
 from perfmodel.engine.measures import CriticalOp, Measures
 from perfmodel.graph.op_graph import SPENT, OpGraph, OpUse
 from perfmodel.predicting.coarse import SHOWN_SHARE
 from perfmodel.results.prediction import Bottleneck, CriticalStep
-from perfmodel.training import labels
 
 LATENCY = "latency"
 
 DEVICES = "device of"
 """Label of devices, each of a worker or of a stage of it."""
 
-_ACTIVITIES = {
-    DEVICES: "computation",
-    "link out of": "sending",
-    "link into": "receiving",
-    "link inside": "sending inside a node",
-    "inside link out of": "sending inside a node",
-    "inside link into": "receiving inside a node",
-    BETWEEN_SITES: "sending between sites",
-    "cores of": "computation on shared cores",
-}
-
-_TOGETHER = {
-    labels.EXCHANGE: "exchanges over context-parallel devices",
-    labels.SUM: "sums over tensor-parallel devices",
-    labels.QUEUE: "queues before sums over tensor-parallel devices",
-    labels.GRADIENT_SUM: "sums of gradients over context-parallel devices",
-    labels.WAIT: "waiting for the slowest part of sequences",
-    labels.EXPERT_EXCHANGE: "exchanges with experts",
-    labels.EXPERT_WAIT: "waiting for the busiest experts",
-}
-"""What devices of a replica do together inside a node, by the label of its ops."""
-
-_WHOLE = {name: name for name in (*_TOGETHER.values(), *SPENT)}
+_WHOLE = {name: name for name in (*TOGETHER.values(), *SPENT)}
 _WHOLE |= {DEVICES: "computation on the workers' devices", LATENCY: "message latency"}
 """Words for what takes time on the critical path, whichever resource it is on."""
 
@@ -121,16 +98,15 @@ def _steps(
 
 def _fixed(use: OpUse) -> list[tuple[str, float]]:
     """Return what the fixed time of an op is spent on, in fractions, largest first."""
-    latency = _TOGETHER.get(use.operation, LATENCY)
+    latency = TOGETHER.get(use.operation, LATENCY)
     return [(name or latency, part) for name, part in use.fixed_for]
 
 
 def _owners(family: str) -> str:
-    """Return the owners of a family's resources, if the label does not already name them."""
-    if family.startswith("inside link"):
-        return " the devices"
-    of_nodes = family == "cores of" or ("link" in family and family != BETWEEN_SITES)
-    return " the nodes" if of_nodes else ""
+    """Return the owners of all resources of a family, if its label asks for them."""
+    if not family.endswith((" of", " into", " inside")):
+        return ""
+    return " the " + next(OWNERS[start] for start in OWNERS if family.startswith(start))
 
 
 def _of_stages(stages: Mapping[str, float], shares: Mapping[str, float]) -> str:
@@ -147,7 +123,7 @@ def _of_stages(stages: Mapping[str, float], shares: Mapping[str, float]) -> str:
 def _words(family: str, resource: str, shares: Mapping[str, float]) -> str:
     what = _WHOLE.get(family, f"work on the {resource}")
     if "link" in family or family == "core":
-        verb = _ACTIVITIES.get(family, "sending").partition(" ")[0]
+        verb = ACTIVITIES.get(family, "sending").partition(" ")[0]
         what = f"{verb} over the {resource}"
     return f"{what} takes {shares[family]:.0%} of the critical path{_next(family, shares)}"
 
@@ -156,6 +132,6 @@ def _next(family: str, shares: Mapping[str, float]) -> str:
     """Name the kind of resource that takes most of the rest, if it is worth it."""
     second = next((name for name in shares if name != family), None)
     if second is not None and shares[second] >= SHOWN_SHARE:
-        name = _ACTIVITIES.get(second, second.removesuffix(" of"))
+        name = ACTIVITIES.get(second, second.removesuffix(" of"))
         return f"; next: {name} ({shares[second]:.0%})"
     return ""

@@ -7,6 +7,7 @@ the pace. What a device does not compute of that time is the pipeline's bubble.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -189,9 +190,10 @@ def leaves_out(job: Job, of_device: Callable[[Job], str | None]) -> str | None:
 
 
 def _share_links(jobs: list[StageJob]) -> bool:
-    """Return whether devices of two stages use the same link of a node."""
-    used = [
+    """Return whether devices of two stages use the same link of a node, or between sites."""
+    used: list[set[tuple[object, ...]]] = [
         {(int(node), int(nic)) for node, row in zip(s.node, s.nics, strict=True) for nic in row}
+        | set(itertools.permutations((site.name for site in s.cluster.sites), 2))
         for s in (one.seats for one in jobs)
     ]
     return len(set().union(*used)) < sum(map(len, used))

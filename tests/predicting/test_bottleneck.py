@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -15,11 +17,13 @@ from perfmodel.engine.simulation import first_iterations, simulate
 from perfmodel.graph.op_graph import OpGraph, block_of
 from perfmodel.graph.rules import Batch, Choice, Mailbox
 from perfmodel.predicting.bottleneck import bottleneck
-from tests.jobs import cluster, job, jobs, third_of_variants, workload
+from tests.jobs import cluster, job, jobs, replica_jobs, third_of_variants, workload
 from tests.settings import examples
 
 LATENCY_S = 4.3
 COMPUTING = ("device of", "cores of")
+DANGLING = re.compile(r"\b(of|into|out|inside|between|to|from|over|on|the)(?= takes|;|, | \(|$)")
+"""A preposition, or an article, with nothing after it."""
 
 
 def fused(tensor_bytes: float, **options: Any) -> tuple[float, dict[str, float]]:
@@ -195,6 +199,45 @@ def test_laws_of_shares(arch: str, options: dict[str, Any], data: st.DataObject)
     alone = without_communication(graph)
     shares = bottleneck(alone, simulate(alone, seed=1, rel_ci=0.5)).shares
     assert sum(shares.get(name, 0.0) for name in COMPUTING) == pytest.approx(1.0, abs=1e-3)
+
+
+def texts(graph: OpGraph) -> Iterator[str]:
+    """What is said of the bottleneck if all ops of a kind are on the critical path, of each."""
+    run = msgspec.structs.replace(first_iterations(graph, 1), critical_cycle=())
+    for block in graph.ops:
+        ops = np.arange(graph.n_ops)
+        taken = ((ops >= block.first) & (ops < block.first + block.size)).astype(float)
+        seconds = taken * (graph.op_seconds + graph.op_latency_s + 1e-3)
+        run = msgspec.structs.replace(run, critical_s=seconds, critical_count=taken)
+        found = bottleneck(graph, run)
+        yield from (found.text, found.resource)
+
+
+def test_all_servers_are_named_if_none_takes_most() -> None:
+    work = workload([1.0, 1.0], [1.0, 1.0], [1.0, 1.0])
+    where = cluster(1e6, update_per_tensor_s=2.0)
+    found = list(texts(build_graph(job(work, where, 2, "asp", {"servers": 2}))))
+    assert "work on the update threads of the servers takes 100% of the critical path" in found
+
+
+def test_canary_owners_that_are_left_out_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = cluster(1e6, update_per_tensor_s=2.0)
+    work = workload([1.0, 1.0], [1.0, 1.0], [1.0, 1.0])
+    graph = build_graph(job(work, where, 2, "asp", {"servers": 2}))
+    assert not any(map(DANGLING.search, texts(graph)))
+    monkeypatch.setattr("perfmodel.predicting.bottleneck._owners", lambda family: "")
+    assert any(map(DANGLING.search, texts(graph)))
+
+
+@every_architecture
+@examples(3)
+@given(data=st.data())
+def test_what_takes_time_is_named(arch: str, options: dict[str, Any], data: st.DataObject) -> None:
+    """Of single devices, and of replicas, whose resources have other names."""
+    one = data.draw(st.booleans())
+    made = data.draw(jobs(arch, options) if one else replica_jobs(arch))
+    found = [text for text in texts(build_graph(made)) if DANGLING.search(text)]
+    assert not found
 
 
 def _in_turns(arch: str, options: dict[str, Any]) -> bool:

@@ -262,6 +262,36 @@ def test_stages_at_two_sites_share_the_link_between_them():
     assert step_s(alone) == pytest.approx(2 * (F_S + B_S) + 2.0, rel=1e-4)
 
 
+def test_exchanges_of_two_stages_share_the_link_between_sites():
+    # a replica at each site. Stage 1 sends 10 MB each way from 4 on, and stage 0 from 6 on: then 8
+    # MB of stage 1 are left, and both share until 22, when 2 MB of stage 0 are left
+    places = (Site("east", 2), Site("west", 2))
+    apart = cluster(nic=pm.Link(1e12, 0.0), sites=places, site_links=(SiteLink(MB),))
+    late = {"bucketing": "one", "overlap": False}
+    made = job(work([(F_S, B_S, 10.0, 1e-9)] * 2, 1), 2, 2, cluster=apart, rank_order="tp-pp-dp",
+               options=late)  # fmt: skip
+    assert step_s(made) == pytest.approx(24.0, rel=1e-4)
+    band = pm.predict(made, fidelity="coarse").error_band
+    assert band.text == "it leaves out links that stages share, so its error is unknown"
+
+
+def test_stages_beside_each_other_push_and_pull_over_one_link():
+    # a node with both stages, and two servers with half of each stage. Stage 1 pushes 10 MB from 4
+    # on, stage 0 from 6 on: both share until 22, then stage 0 pushes 2 MB. Stage 1 pulls 2 MB until
+    # 24, then both share until 40, and stage 0 has its parameters at 42
+    node = cluster(devices_per_node=2, intra_node=pm.IntraNode(1e15, 0.0))
+    whole = {"servers": 2, "split_above_bytes": 1.0}
+    layers = [(F_S, B_S, 10.0, 1e-9)] * 2
+    found = pm.predict(job(work(layers, 1), 2, 1, "ps", cluster=node, options=whole))
+    assert found.iteration_s == pytest.approx(42.0, rel=1e-6)
+    assert list(found.utilisation.servers) == [f"update threads of server {k}" for k in (0, 1)]
+    servers = ["node 1 (server 0)", "node 2 (server 1)"]
+    used = {name for name in found.utilisation.links if "inside" not in name}
+    assert used == {
+        f"link {way} {node}" for way in ("out of", "into") for node in ["node 0", *servers]
+    }
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_architecture_works_between_replicas(arch):

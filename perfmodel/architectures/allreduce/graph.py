@@ -316,7 +316,7 @@ def _add_ring_sends(
         following[ring] = np.roll(ring, -1)
         worker, of = np.arange(n), f"ring {index} " if len(rings) > 1 else ""
         node = network.fabric.place[worker]
-        line = b.slots(f"{of}ring line of".strip(), (n,), place=node, axes=(("worker", None),))
+        line = b.slots(f"{of or 'ring '}line of", (n,), place=node, axes=(("worker", None),))
         send = b.ops(
             f"{of}send",
             (n, buckets, steps),
