@@ -142,17 +142,20 @@ def _in_each(note: Assumption, passes: int) -> Assumption:
     """Return an assumption on the batch size of a pass as one on that of the update."""
     if note.name != "batch_size" or not isinstance(note.value, int):
         return note
-    return Assumption(note.name, passes * note.value, note.unit, note.source + _each_of(passes))
+    source = _passes_of(passes, note.value) + note.source
+    return Assumption(note.name, passes * note.value, note.unit, source)
 
 
 def _of_each(note: Assumption, passes: int) -> Assumption:
     """Return an assumption on the batch size of an update as one on that of a pass."""
-    each = _each_of(passes)
-    if not note.source.endswith(each) or not isinstance(note.value, int):
+    if note.name != "batch_size" or not isinstance(note.value, int):
         return note
-    source = note.source.removesuffix(each)
-    return Assumption(note.name, note.value // passes, note.unit, source)
+    each = note.value // passes
+    before = _passes_of(passes, each)
+    if not note.source.startswith(before):
+        return note
+    return Assumption(note.name, each, note.unit, note.source.removeprefix(before))
 
 
-def _each_of(passes: int) -> str:
-    return f", in each of {passes} passes"
+def _passes_of(passes: int, size: int) -> str:
+    return f"{passes} passes of {size} samples, "

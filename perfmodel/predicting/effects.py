@@ -109,8 +109,8 @@ def _alternatives(
     """Yield other values of an assumption, each with what makes the job of single devices with that
     value, or raises InputError if it is impossible; none if it is not a value of the job.
 
-    Numbers are halved and doubled, switches are flipped, and words are replaced by every other
-    allowed word. Everything else stays the same.
+    Numbers are halved and doubled, switches are flipped, and what has listed values gets every
+    other of them. Everything else stays the same.
     """
     name = assumption.name
 
@@ -163,19 +163,18 @@ def _with_argument(job: Job, flat: Job, name: str, value: Value) -> Job:
 
 
 def _others(value: Value | None, kind: object = None) -> Iterator[Value]:
-    """Other values: half and double, the opposite, or all other words of a kind.
+    """Other values: half and double, the opposite, or all others that a kind lists.
 
-    >>> list(_others(5)), list(_others(True)), list(_others("a", Literal["a", "b"]))
-    ([2, 10], [False], ['b'])
+    >>> list(_others(5)), list(_others(True)), list(_others(3, Literal[1, 2, 3]))
+    ([2, 10], [False], [1, 2])
     >>> list(_others(1)), list(_others(0.0))
     ([2], [])
     """
     if isinstance(value, bool):
         yield not value
-    elif isinstance(value, str):
-        if typing.get_origin(kind) is Literal:
-            yield from (word for word in typing.get_args(kind) if word != value)
-    elif value and math.isfinite(value):
+    elif typing.get_origin(kind) is Literal:
+        yield from (other for other in typing.get_args(kind) if other != value)
+    elif not isinstance(value, str) and value and math.isfinite(value):
         for factor in FACTORS:
             other = int(value * factor) if isinstance(value, int) else value * factor
             if other:

@@ -155,11 +155,11 @@ def test_the_default_batch_is_stated_for_the_update() -> None:
 
 
 def test_devices_that_divide_layers_leave_the_default_batch_as_it_is() -> None:
-    """Eight samples, the default of language models, in each of four passes."""
+    """Eight samples, the default of language models, in each of four passes: not 32."""
     job = make_job(model="gpt2-medium", device="a100", workers=2, tensor=2, accumulation=4)
     (note,) = (a for a in job.assumptions if a.name == "batch_size")
     assert job.workload.batch_size == note.value == 32
-    assert note.source == "default of language models, in each of 4 passes"
+    assert note.source == "4 passes of 8 samples, default of language models"
 
 
 def test_canary_a_step_taken_as_a_pass_is_noticed() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from perfmodel import InputError, Sensitivity, make_job, predict, sensitivity
+from perfmodel.architectures.registry import names
 from perfmodel.catalogue import catalogue
 from perfmodel.results.effects import Effect
 
@@ -102,6 +103,20 @@ def test_assumptions_of_islands_are_those_of_their_devices() -> None:
             job = make_job(**given, **{argument: alternative.value})
             same = predict(job, fidelity="coarse").throughput_samples_per_s
             assert alternative.throughput_samples_per_s == pytest.approx(same, rel=1e-9)
+
+
+@pytest.mark.parametrize("arch", names())
+def test_options_have_allowed_values_only(arch: str) -> None:
+    """A default that is one of a few numbers, such as the stage of sharding, is not doubled."""
+    result = sensitivity(model="resnet18", arch=arch, workers=4)
+    for each in result.effects:
+        if each.assumption.source.startswith("default of "):
+            for other in each.alternatives:
+                options = {each.assumption.name: other.value}
+                assert rate(model="resnet18", device=None, cluster=None, arch=arch, workers=4,
+                            options=options) > 0.0  # fmt: skip
+    if arch == "fsdp":
+        assert [each.value for each in effect(result, "stage").alternatives] == [1, 2]
 
 
 def test_given_values_are_not_assumptions() -> None:
