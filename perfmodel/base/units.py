@@ -128,17 +128,23 @@ def _examples(dimension: str, name: str) -> str:
 
 
 def show(value: float, unit: str) -> str:
-    """Format an SI value with a suitable prefix and four significant digits.
+    """Format an SI value with a suitable prefix and four significant digits; of other units, whole
+    numbers have all digits, and one thing is not in the plural.
 
     >>> show(1.25e9, "bytes_per_s"), show(0.00005, "s"), show(46758048, "bytes")
     ('10 Gbps', '50 us', '46.76 MB')
+    >>> show(0.99999, "s"), show(100_000, "samples"), show(1, "passes"), show(1.0, "steps")
+    ('1 s', '100000 samples', '1 pass', '1 step')
     """
     if unit not in SHOWN:
-        return f"{value:.4g} {unit}".strip()
+        text = f"{value}" if isinstance(value, int) else f"{value:.4g}"
+        if text == "1":
+            unit = unit.removesuffix("es" if unit.endswith(("sses", "ches")) else "s")
+        return f"{text} {unit}".strip()
     steps = SHOWN[unit]
     if not value:
         return f"0 {next(suffix for scale, suffix in steps if scale == 1.0)}"
-    value *= 8.0 if unit == "bytes_per_s" else 1.0
+    value = float(f"{value * (8.0 if unit == 'bytes_per_s' else 1.0):.4g}")
     scale, suffix = next((step for step in steps if abs(value) >= step[0]), steps[-1])
     return f"{value / scale:.4g} {suffix}"
 

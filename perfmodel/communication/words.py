@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfmodel.communication.network import BETWEEN_SITES
 from perfmodel.training import labels
-from perfmodel.training.workers import FROM_HOST, TO_HOST
+from perfmodel.training.workers import FROM_HOST, ON_HOST, TO_HOST
 
 ACTIVITIES = {
     "device of": "computation",
@@ -41,5 +41,6 @@ TOGETHER = {
     labels.WAIT: "waiting for the slowest part of sequences",
     labels.EXPERT_EXCHANGE: "exchanges with experts",
     labels.EXPERT_WAIT: "waiting for the busiest experts",
+    ON_HOST[1]: "updates on the workers' hosts",
 }
-"""What devices of a replica do together inside a node, by the label of its ops."""
+"""What devices of a replica do together inside a node, or wait for, by the label of its ops."""

@@ -133,7 +133,7 @@ def servers_text(candidate: Candidate | Trade) -> str:
     """The servers of a candidate as text."""
     home = candidate.server_instance
     on = f" on {home}" if home else ""
-    return f", {candidate.servers} servers{on}" if candidate.servers else ""
+    return f", {show(candidate.servers, 'servers')}{on}" if candidate.servers else ""
 
 
 def devices_text(candidate: Candidate | Trade) -> str:
@@ -158,7 +158,8 @@ def shape_text(given: Mapping[str, object]) -> str:
     if stages != 1:
         several = f" x {chunks}" if chunks != 1 else ""
         parts.append(f"pipeline {stages}{several} {given['schedule']}")
-    parts.append(f"{given['micro_batches']} micro-batches of {given['micro_batch_size']}")
+    passes = show(int(str(given["micro_batches"])), "micro-batches")
+    parts.append(f"{passes} of {given['micro_batch_size']}")
     if given["recompute"] != "none":
         parts.append(f"recompute {given['recompute']}")
     return "".join(f", {part}" for part in parts)
@@ -322,7 +323,12 @@ class Plan(Paged, Tabular, frozen=True, kw_only=True):
 
         def points(candidates: Sequence[Candidate | Trade]) -> list[TradePoint]:
             return [
-                (c.time_s / HOUR_S, c.cost_usd, c.instance, f"{c.nodes} nodes, {c.architecture}")
+                (
+                    c.time_s / HOUR_S,
+                    c.cost_usd,
+                    c.instance,
+                    f"{show(c.nodes, 'nodes')}, {c.architecture}",
+                )
                 for c in candidates
             ]
 

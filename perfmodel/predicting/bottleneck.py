@@ -35,13 +35,15 @@ def bottleneck(graph: OpGraph, measures: Measures) -> Bottleneck:
     stages: dict[str, float] = defaultdict(float)
     critical = list(_critical_ops(measures))
     known = graph.uses([op for op, _, _ in critical], measures.link_utilisation)
+    several = len({block.part for block in graph.slots if block.label == DEVICES}) > 1
     for op, total, count in critical:
         use = known[op]
         fixed_s = min(total, use.fixed_s * count)
         if total > fixed_s:
-            family = use.family or _fixed(use)[0][0]
-            seconds[family][use.resource or f"{family}{_owners(family)}"] += total - fixed_s
-            if use.part and use.family == DEVICES:
+            family = TOGETHER.get(use.operation, use.family) or _fixed(use)[0][0]
+            member = use.resource if family == use.family else ""
+            seconds[family][member or f"{family}{_owners(family)}"] += total - fixed_s
+            if several and family == DEVICES:
                 stages[use.part] += total - fixed_s
         for name, part in _fixed(use) if fixed_s > 0.0 else ():
             seconds[name][name] += part * fixed_s
@@ -112,10 +114,12 @@ def _owners(family: str) -> str:
 def _of_stages(stages: Mapping[str, float], shares: Mapping[str, float]) -> str:
     """Say which stage's computation takes most of the critical path, given each stage's share."""
     name, most = max(stages.items(), key=lambda item: item[1])
+    both = " and " in name  # two copies of each are on the same devices
+    name = name.replace("stage", "stages") if both else name
     text = f"computation on {name} takes {most:.0%} of the critical path"
     rest = shares[DEVICES] - most
     if rest >= SHOWN_SHARE:
-        others = "the other stage" if len(stages) == 2 else "other stages"
+        others = "the other stage" if len(stages) == 2 and not both else "other stages"
         text += f", and {rest:.0%} on {others}"
     return text + _next(DEVICES, shares)
 
@@ -125,7 +129,8 @@ def _words(family: str, resource: str, shares: Mapping[str, float]) -> str:
     if "link" in family or family == "core":
         verb = ACTIVITIES.get(family, "sending").partition(" ")[0]
         what = f"{verb} over the {resource}"
-    return f"{what} takes {shares[family]:.0%} of the critical path{_next(family, shares)}"
+    takes = "take" if what.partition(" ")[0].endswith("s") else "takes"
+    return f"{what} {takes} {shares[family]:.0%} of the critical path{_next(family, shares)}"
 
 
 def _next(family: str, shares: Mapping[str, float]) -> str:

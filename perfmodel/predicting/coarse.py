@@ -256,12 +256,10 @@ def _idle(job: Job, coarse_phases: Phases, computing: float) -> tuple[float, ...
         return (1.0 - computing,) * job.workers
     quantities = quantities_of(job)
     kinds = classes_of_workers(job)
-    if (
-        not coarse_phases.classes
-    ):  # equal iterations; each worker computes for its own share of them
-        return tuple(
-            max(1.0 - computing * kind.scale / float(quantities.scale), 0.0) for kind in kinds
-        )
+    if not coarse_phases.classes:  # equal iterations; each worker computes for its own share
+        busy = [computing * kind.scale / float(quantities.scale) for kind in kinds]
+        alone = max(busy) > 1.0 + ROUNDING  # or the slow do not go as often as the others
+        return tuple(1.0 - (computing if alone else min(part, 1.0)) for part in busy)
     of_kind = {
         msgspec.structs.replace(kind, count=1): 1.0 - float(p.compute_s) / float(p.iteration_s)
         for kind, p in zip(quantities.classes, coarse_phases.classes, strict=True)

@@ -294,9 +294,11 @@ def of_devices(job: Job, outcome: Outcome) -> Outcome:
     idle = 1.0 - active * computing
     mean = float(idle @ share)
     waiting = causes.get("network", 0.0) + causes.get("server", 0.0)
+    workers = {f"worker {i}": 1.0 - part for i, part in enumerate(idle.tolist())}
     return msgspec.structs.replace(
         outcome,
         idle_fraction=Idle(mean=mean, per_worker=tuple(idle.tolist()), by_cause=causes),
+        utilisation=msgspec.structs.replace(outcome.utilisation, workers=workers),
         compute_s=(1.0 - mean) * outcome.iteration_s,
         exposed_communication_s=waiting * outcome.iteration_s,
     )

@@ -259,7 +259,8 @@ class Profiler:
                 notes += self._observed.uneven(batch_size, accumulation)
         left_out = len(self._read) - len(usual)
         if left_out:
-            notes.append(f"left out {left_out} steps with an unusual number of samples or passes")
+            steps = f"step{'s' * (left_out > 1)}"
+            notes.append(f"left out {left_out} {steps} with an unusual number of samples or passes")
         if self.batch_size is None:
             notes.append("batch size taken from the model's first argument")
         return notes

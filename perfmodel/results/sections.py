@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -54,7 +55,9 @@ def answer(p: Predicted) -> list[tuple[str, str, str]]:
         text = f"{value.value:.3g}" if name == "staleness" else shown(value)
         low, high = (shown(end, value.unit) for end in ends or (0.0, 0.0))
         remark = f"{low} to {high} in 9 of 10 runs" if ends and ends[1] else ""
-        rows.append((names.get(name, name.capitalize()), text + units.get(name, ""), remark))
+        text += units.get(name, "")
+        text = "1 update" if text == "1 updates" else text
+        rows.append((names.get(name, name.capitalize()), text, remark))
     if p.training is not None:
         run = p.training.with_failures
         if run is None:
@@ -63,7 +66,7 @@ def answer(p: Predicted) -> list[tuple[str, str, str]]:
             low, high = (f"{end / HOUR_S:.4g} h" for end in run.interval_s)
             remark = f"{low} to {high} in 9 of 10 runs, with {run.failures:.3g} failures"
             rows.append(("Training", f"{run.median_s / HOUR_S:.4g} h", remark))
-    longest = str(p.bottleneck.text).partition(" takes ")[0]
+    longest = re.split(" takes? ", p.bottleneck.text)[0]
     return [*rows, ("Bottleneck", shown(p.bottleneck.share, "fraction"), longest)]
 
 

@@ -224,7 +224,8 @@ def _price(was: Prediction, then: Prediction) -> str:
         effects.append(f"mean staleness is {stale[1]:.3g} instead of {stale[0]:.3g} updates")
     if then.model_age is not None and then.model_age != was.model_age:
         steps = then.model_age.exchange_every
-        effects.append(f"models are exchanged every {steps:.3g} steps")
+        every = f"{steps:.3g} steps" if steps > 1.0 else "step"
+        effects.append(f"models are exchanged every {every}")
     if then.global_batch_size != was.global_batch_size:
         sizes = f"{then.global_batch_size} instead of {was.global_batch_size}"
         effects.append(f"the global batch is {sizes}")

@@ -93,7 +93,8 @@ def _split(job: Job, shape: tuple[int, int, int], recompute: str) -> Change | No
     elif more:
         words.append(f"{abs(more)} {'more' if more > 0 else 'fewer'} stage{'s' * (abs(more) > 1)}")
     words += ["no recomputation"] if recompute != job.workload.recompute else []
-    name = f"{' and '.join(words)}, {workers} workers of {math.prod(shape)} devices"
+    each = f"worker{'s' * (workers > 1)} of {math.prod(shape)} devices"
+    name = f"{' and '.join(words)}, {workers} {each}"
     return of_arguments(name, flags, **sizes, **none)
 
 

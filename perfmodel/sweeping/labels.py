@@ -42,7 +42,7 @@ def _label(name: str, value: object) -> str:
     if name == "island_devices":
         return f"islands of {value}"
     if name == "island_steps":
-        return f"{value} steps"
+        return f"{value} step{'s' * (value != 1)}"
     words, unit = words_and_unit(name)
     if unit and isinstance(value, (int, float)) and math.isfinite(value):
         return show(value, unit) if words == "bandwidth" else f"{words} {show(value, unit)}"

@@ -68,6 +68,18 @@ def test_assumptions_that_matter_are_shown_and_the_others_counted() -> None:
     assert unknown == 1  # transmission=quantum
 
 
+def test_one_thing_is_in_the_singular() -> None:
+    """One other worker, and a model sent in each step; and two of each."""
+    for workers, staleness in ((2, "1 update "), (3, "2 updates ")):
+        answer, _ = printed(f"predict --model resnet18 --arch asp --workers {workers}")
+        line = next(line for line in answer if line.startswith("staleness"))
+        assert f" {staleness}" in line
+    for chance, words in (("1", "an exchange every step"), ("0.5", "an exchange every 2 steps")):
+        options = f"--arch gosgd --option probability={chance} --workers 2"
+        answer, _ = printed(f"predict --model resnet18 {options}")
+        assert any(line.endswith(words) for line in answer)
+
+
 def test_canary_a_fast_network_does_not_matter() -> None:
     _, lines = printed("predict --model resnet18 --workers 2 --arch ring --cluster ethernet-100g")
     assert "bandwidth" not in named(lines)

@@ -213,6 +213,22 @@ def texts(graph: OpGraph) -> Iterator[str]:
         yield from (found.text, found.resource)
 
 
+def test_updates_on_hosts_are_no_computation_of_devices() -> None:
+    """Compute for 3 s, copy 100 GB to the host and back at 25 GB/s, where three values for each
+    parameter move at 115 GB/s."""
+    work = workload([1.0], [2.0], [100e9])
+    stored = msgspec.structs.replace(work.storage, offload=True)
+    made = job(msgspec.structs.replace(work, storage=stored), cluster(1e12), 1, "ring")
+    found = predict(made, fidelity="fine")
+    seconds = {"device of": 3.0, "link to the host of": 4.0, "link from the host of": 4.0}
+    seconds["updates on the workers' hosts"] = 300.0 / 115.0
+    assert found.iteration_s == pytest.approx(sum(seconds.values()))
+    shares = {name: part / found.iteration_s for name, part in seconds.items()}
+    assert found.bottleneck.shares == pytest.approx(shares)
+    text = "copying over the link to the host of worker 0 takes 29% of the critical path"
+    assert found.bottleneck.text == f"{text}; next: copying from the host (29%)"
+
+
 def test_all_servers_are_named_if_none_takes_most() -> None:
     work = workload([1.0, 1.0], [1.0, 1.0], [1.0, 1.0])
     where = cluster(1e6, update_per_tensor_s=2.0)

@@ -1009,6 +1009,19 @@ def test_a_slow_worker_among_others(options: dict[str, Any], workers: int) -> No
     )
 
 
+@third_of_variants()
+def test_idle_fractions_of_unequal_workers_add_up(arch: str, options: dict[str, Any]) -> None:
+    """By worker, by cause and in all, with a worker that is three times slower."""
+    asked = job(WORK, cluster(100.0, 0.01), 4, arch, options, stragglers=[Straggler(1, 3.0)])
+    found = predict(asked, fidelity="coarse")
+    idle = found.idle_fraction
+    assert sum(idle.per_worker) / 4.0 == pytest.approx(idle.mean, abs=1e-6)
+    assert sum(idle.by_cause.values()) == pytest.approx(idle.mean, abs=1e-6)
+    assert [*found.utilisation.workers.values()] == pytest.approx(
+        [1 - one for one in idle.per_worker]
+    )
+
+
 def test_canary_averaging_unequal_workers_is_noticed() -> None:
     """Replacing all workers by a mean worker would be caught."""
     asked = job(WORK, cluster(100.0, 0.01), 4, "asp", stragglers=[Straggler(1, 3.0)])

@@ -54,6 +54,8 @@ def test_two_islands_of_two(fidelity: pm.api.Fidelity) -> None:
     assert found.compute_s == pytest.approx(3.0)
     assert found.idle_fraction.mean == pytest.approx(6.0 / 9.0)
     assert found.idle_fraction.by_cause == {"network": pytest.approx(6.0 / 9.0)}
+    busy = {"worker 0": pytest.approx(3.0 / 9.0), "worker 1": pytest.approx(3.0 / 9.0)}
+    assert found.utilisation.workers == busy
     assert (found.batch_size, found.global_batch_size) == (10, 20)
     assert found.island_devices == (2, 2)
 

@@ -1,6 +1,7 @@
 """What predictions of replicas say of their stages: bottleneck, idleness, timeline."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -10,7 +11,7 @@ from perfmodel import pipelines
 from perfmodel.cli import cli
 from perfmodel.reporting.contents import Bars, fitting
 from perfmodel.results import timeline_figure
-from tests.predicting.test_replicas import equal, job, work
+from tests.predicting.test_replicas import cluster, equal, job, work
 
 MARKS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 
@@ -30,6 +31,34 @@ def test_the_bottleneck_is_the_stage_on_the_critical_path():
     )
     assert found.resource == "device of stage 1, worker 0"
     assert found.shares["device of"] == pytest.approx(1.0)
+
+
+def test_the_only_stage_is_not_named():
+    layers = [pm.WorkloadLayer("layer", 1.0, 2.0, (1.0,), 1.0, forward_summed_bytes=1.0)]
+    node = cluster(devices_per_node=2, intra_node=pm.IntraNode(1e15, 0.0))
+    made = job(pm.Workload.of("made", layers), None, 2, tensor=2, cluster=node)
+    assert pm.predict(made, fidelity="fine").bottleneck.text.startswith(
+        "computation on the workers' devices takes "
+    )
+
+
+def test_what_devices_do_together_has_a_plural():
+    """Two devices with 2 MB/s inside a node sum 4 MB, in 2 s of 3.5."""
+    layers = [pm.WorkloadLayer("layer", 1.0, 0.5, (1.0,), 1.0, forward_summed_bytes=4e6)]
+    node = cluster(devices_per_node=2, intra_node=pm.IntraNode(2e6, kind="per_device"))
+    made = pm.make_job(workload=pm.Workload.of("made", layers), tensor=2, cluster=node, arch="ring")
+    found = pm.predict(made, fidelity="fine")
+    assert found.bottleneck.text == (
+        "sums over tensor-parallel devices take 57% of the critical path; next: computation (43%)"
+    )
+    assert found.page().answer[-1][2] == "sums over tensor-parallel devices"
+
+
+def test_two_copies_of_stages_are_named_in_the_plural():
+    made = job(equal(4, 8), 4, schedule="dualpipe")
+    text = pm.predict(made).bottleneck.text
+    assert re.match(r"computation on stages \d and \d takes \d+% of the critical path", text)
+    assert "the other stage" not in text
 
 
 def test_the_links_between_stages_can_be_the_bottleneck():

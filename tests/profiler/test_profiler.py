@@ -547,7 +547,7 @@ def test_an_incomplete_batch_is_left_out() -> None:
     profiler = trained(model, time, step, iterations=5)
     assert profiler.average().steps == 3
     assert profiler.average().loading_s == near(0.0)
-    assert "left out 1 steps with an unusual number of samples or passes" in profiler.notes
+    assert "left out 1 step with an unusual number of samples or passes" in profiler.notes
 
 
 def test_optimizer_state_is_counted() -> None:

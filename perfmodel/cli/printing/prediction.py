@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from perfmodel.base.provenance import Assumption
-from perfmodel.base.units import SHOWN, show as quantity
+from perfmodel.base.units import show as quantity
 from perfmodel.cli.printing.text import bold, dim, show, show_rows
 from perfmodel.cli.verbosity import verbosity
 from perfmodel.results.effects import MATTERS, Effect, that_matter, unknown
@@ -71,7 +71,7 @@ def _rows(p: Prediction, *, verbose: bool) -> Iterator[Row]:
     communication = f"exposed communication {quantity(p.exposed_communication_s, 's')}"
     iteration = f"compute {quantity(p.compute_s, 's')}, {communication}"
     if p.iterations is not None:
-        iteration += f", mean of each worker's first {p.iterations} iterations"
+        iteration += f", mean of each worker's first {quantity(p.iterations, 'iterations')}"
     yield "iteration", quantity(p.iteration_s, "s"), iteration
     if verbose and p.transient_iterations >= SHORT_TRANSIENT:
         after = "until workers have drifted apart; the figures are of the time after it"
@@ -95,16 +95,18 @@ def _rows(p: Prediction, *, verbose: bool) -> Iterator[Row]:
 
 def _training(t: Training, *, verbose: bool) -> Iterator[Row]:
     """Yield the time of the training, and what failures make of it."""
-    epochs = f"{t.epochs} x {_duration(t.epoch_s)} of {t.iterations_per_epoch} iterations"
+    epochs = (
+        f"{t.epochs} x {_duration(t.epoch_s)} of {quantity(t.iterations_per_epoch, 'iterations')}"
+    )
     run = t.with_failures
     if run is None:
         yield "training", _duration(t.training_s), epochs
         return
     low, high = map(_duration, run.interval_s)
     every = f"a checkpoint every {_duration(run.checkpoint_interval_s)}"
-    counts = f"{run.failures:.4g} failures"
+    counts = quantity(run.failures, "failures")
     if run.present_fraction < 1.0:
-        counts += f", {run.interruptions:.4g} nodes taken away"
+        counts += f", {quantity(run.interruptions, 'nodes')} taken away"
     text = f"90% interval {low} to {high}: {counts}, {every}"
     yield "training", _duration(run.median_s), f"{text}, goodput {run.goodput_fraction:.1%}"
     if verbose:
@@ -153,11 +155,12 @@ def _staleness(p: Prediction) -> Iterator[Row]:
         s = p.staleness
         row = f"median {s.p50}, p90 {s.p90}, at most {s.max}"
         mean = f"{s.mean:.3g}" if s.mean < 1000.0 else f"{s.mean:.0f}"
-        yield "staleness", f"{mean} updates", row
+        yield "staleness", f"{mean} update{'s' * (mean != '1')}", row
     if p.model_age is not None:
         age = p.model_age
-        row = f"p90 {age.p90}, an exchange every {age.exchange_every:.3g} steps"
-        yield "model age", f"{age.mean:.3g} steps", row
+        every, mean = f"{age.exchange_every:.3g} steps", f"{age.mean:.3g}"
+        row = f"p90 {age.p90}, an exchange every {'step' if every == '1 steps' else every}"
+        yield "model age", f"{mean} step{'s' * (mean != '1')}", row
 
 
 def _staleness_in_a_row(p: Prediction) -> Iterator[Row]:
@@ -318,9 +321,7 @@ def quantity_text(value: int | float | str | None, unit: str) -> str:
     """
     if isinstance(value, (str, bool)) or value is None:
         return str(value)
-    if unit in SHOWN or isinstance(value, float):
-        return quantity(value, unit)
-    return f"{value} {unit}".strip()
+    return quantity(value, unit)
 
 
 def _duration(seconds: float) -> str:
