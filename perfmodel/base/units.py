@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from perfmodel.base.errors import InputError, number, suggestion
 from perfmodel.base.limits import (
@@ -147,6 +148,17 @@ def show(value: float, unit: str) -> str:
     value = float(f"{value * (8.0 if unit == 'bytes_per_s' else 1.0):.4g}")
     scale, suffix = next((step for step in steps if abs(value) >= step[0]), steps[-1])
     return f"{value / scale:.4g} {suffix}"
+
+
+def islands_text(devices: Sequence[int]) -> str:
+    """Return how many islands there are, and their devices.
+
+    >>> islands_text((8, 8, 8)), islands_text((8, 4))
+    ('3 islands of 8', 'islands of 8+4')
+    """
+    if len(set(devices)) == 1:
+        return f"{show(len(devices), 'islands')} of {devices[0]}"
+    return f"islands of {'+'.join(map(str, devices))}"
 
 
 def fraction(text: str, name: str) -> float:

@@ -12,6 +12,7 @@ from perfmodel.base.provenance import Assumption
 from perfmodel.base.quantities import NO_SPREAD
 from perfmodel.base.ranges import COUNT, Range, Ranged
 from perfmodel.base.same import kept
+from perfmodel.base.units import islands_text
 from perfmodel.inputs import wiring
 from perfmodel.inputs.cluster import NO_HANDOVER, Cluster, Handover, Seat
 from perfmodel.inputs.expert_parallel import check_groups
@@ -366,7 +367,9 @@ class Job(Ranged, frozen=True, kw_only=True):
 
     @property
     def counted(self) -> str:
-        """The number of workers; of replicas also the devices of each: ``2 x 8``."""
+        """The number of workers; of replicas also the devices of each, ``2 x 8``; the islands."""
+        if self.islands:
+            return islands_text([island.devices for island in self.islands])
         return f"{self.workers}" + (f" x {self.replica.devices}" if self.replica else "")
 
     def seats(self, some: Iterable[int] | None = None) -> list[Seat]:

@@ -10,6 +10,7 @@ import msgspec
 from perfmodel.base.errors import InputError
 from perfmodel.base.provenance import Assumption, Provenance
 from perfmodel.base.uncertainty import Uncertainty
+from perfmodel.base.units import islands_text
 from perfmodel.reporting.drawn import Paged
 from perfmodel.results.layout import Count, Layout
 from perfmodel.results.memory import Memory
@@ -347,7 +348,9 @@ class Prediction(Paged, frozen=True, kw_only=True):
 
     @property
     def counted(self) -> str:
-        """The number of workers; of replicas also the devices of each: ``2 x 8``."""
+        """The number of workers; of replicas also the devices of each, ``2 x 8``; the islands."""
+        if self.island_devices:
+            return islands_text(self.island_devices)
         return f"{self.workers}" + (f" x {self.layout.devices}" if self.layout is not None else "")
 
     @property

@@ -171,6 +171,7 @@ def between(first: Job, second: Job, variable: str, names: tuple[str, str]) -> l
         if not _varies(job, variable):
             unlike = job.stragglers or job.cluster.overrides
             why = "workers or links differ" if unlike else "collectives were measured"
+            why = "steps inside islands depend on it" if job.islands and not unlike else why
             raise InputError(f"{variable}: cannot be varied if {why}")
 
     def signs_at(values: Floats) -> list[float]:
@@ -267,6 +268,8 @@ def _varied(job: Job) -> list[str]:
 def _varies(job: Job, variable: str) -> bool:
     if variable == "bandwidth_bytes_per_s" and job.cluster.collectives:
         return False  # measured at this bandwidth
+    if job.islands and variable != "workers":
+        return False  # the step inside islands depends on it
     unlike = bool(job.stragglers or job.cluster.links_differ)
     return variable in ("batch_size", "micro_batches") or not unlike
 

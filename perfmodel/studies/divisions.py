@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 
 from perfmodel.base.errors import InputError
+from perfmodel.base.units import show
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.job_replica import OF_CONTEXT
 from perfmodel.predicting import coarse
@@ -93,8 +94,9 @@ def _split(job: Job, shape: tuple[int, int, int], recompute: str) -> Change | No
     elif more:
         words.append(f"{abs(more)} {'more' if more > 0 else 'fewer'} stage{'s' * (abs(more) > 1)}")
     words += ["no recomputation"] if recompute != job.workload.recompute else []
-    each = f"worker{'s' * (workers > 1)} of {math.prod(shape)} devices"
-    name = f"{' and '.join(words)}, {workers} {each}"
+    name = (
+        f"{' and '.join(words)}, {show(workers, 'workers')} of {show(math.prod(shape), 'devices')}"
+    )
     return of_arguments(name, flags, **sizes, **none)
 
 

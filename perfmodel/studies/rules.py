@@ -147,7 +147,8 @@ def _batch(now: Situation) -> Iterator[Change]:
         return
     measured = anchored(arguments, batch).get("one_device_batch_size")
     for size in (2 * batch, 4 * batch):
-        name = f"batch size {size} per worker instead of {batch}"
+        each = "device" if now.job.islands else "worker"
+        name = f"batch size {size} per {each} instead of {batch}"
         flags = f"--batch-size {size}"
         flags += "" if measured is None else f" --one-device-batch-size {measured}"
         yield of_arguments(name, flags, batch_size=size)

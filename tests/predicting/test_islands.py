@@ -58,6 +58,7 @@ def test_two_islands_of_two(fidelity: pm.api.Fidelity) -> None:
     assert found.utilisation.workers == busy
     assert (found.batch_size, found.global_batch_size) == (10, 20)
     assert found.island_devices == (2, 2)
+    assert found.title == "chain on 2 islands of 2 x unnamed, local_sgd"
 
 
 def test_one_process_exchanges_for_an_island() -> None:

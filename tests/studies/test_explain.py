@@ -10,7 +10,7 @@ import pytest
 import sympy
 from click.testing import CliRunner
 
-from perfmodel import Cluster, Job, evaluate, explain, formula, make_job
+from perfmodel import Cluster, InputError, Job, evaluate, explain, formula, make_job
 from perfmodel.catalogue.instances import read_instances
 from perfmodel.cli import cli
 from perfmodel.phases.quantities import quantities_of
@@ -54,6 +54,19 @@ def test_phases_change_places_at_the_reported_value(arch: str, options: dict[str
         step = 1.0 if c.variable in WHOLE else 1e-6 * c.value
         assert longest(one, c.variable, c.value - step) == c.below
         assert longest(one, c.variable, c.value + (0.0 if c.variable in WHOLE else step)) == c.above
+
+
+def test_islands_are_explained_by_their_number() -> None:
+    """Bandwidth and batch size change the steps inside islands, which are predicted alone."""
+    islands = make_job(model="gpt2-medium", device="a100", arch="diloco", workers=4,
+                       island_devices=8, bandwidth="1Gbps")  # fmt: skip
+    assert {c.variable for c in explain(islands).crossovers} == {"workers"}
+    other = make_job(model="gpt2-medium", device="a100", arch="ring", workers=4, island_devices=8)
+    with pytest.raises(InputError, match="cannot be varied if steps inside islands depend on it"):
+        between(islands, other, "bandwidth_bytes_per_s", ("diloco", "ring"))
+    command = "explain --model resnet50 --device v100 --arch diloco --workers 4 --island-devices 2"
+    shown = CliRunner().invoke(cli, command.split(), catch_exceptions=False).stdout
+    assert shown.startswith("resnet50 on 4 islands of 2 x v100, diloco")
 
 
 @pytest.mark.parametrize("workers", [1, 4, 16])

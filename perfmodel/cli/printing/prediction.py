@@ -227,8 +227,7 @@ def title(p: Prediction) -> str:
 
 def workers_of(p: Prediction) -> str:
     """Return the devices, and how they are grouped and placed on nodes."""
-    count = _groups(p.island_devices) if p.island_devices else p.counted
-    return f"{count} x {p.device}{_nodes(p)}"
+    return f"{p.counted} x {p.device}{_nodes(p)}"
 
 
 def _nodes(p: Prediction) -> str:
@@ -238,17 +237,6 @@ def _nodes(p: Prediction) -> str:
     devices = p.devices_per_node
     several = f" of {devices}" if devices is not None and devices > 1 else ""
     return f" ({p.nodes} node{'s' * (p.nodes > 1)}{several})"
-
-
-def _groups(devices: Sequence[int]) -> str:
-    """Return how many islands there are, and their devices.
-
-    >>> _groups((8, 8, 8)), _groups((8, 4))
-    ('3 islands of 8', 'islands of 8+4')
-    """
-    if len(set(devices)) == 1:
-        return f"{len(devices)} island{'s' * (len(devices) > 1)} of {devices[0]}"
-    return f"islands of {'+'.join(map(str, devices))}"
 
 
 def certainty(p: Prediction) -> str:
