@@ -74,10 +74,21 @@ def test_one_thing_is_in_the_singular() -> None:
         answer, _ = printed(f"predict --model resnet18 --arch asp --workers {workers}")
         line = next(line for line in answer if line.startswith("staleness"))
         assert f" {staleness}" in line
+    answer, _ = printed("predict --model resnet18 --iterations 1 -q")
+    assert any(line.endswith("mean of each worker's first iteration") for line in answer)
     for chance, words in (("1", "an exchange every step"), ("0.5", "an exchange every 2 steps")):
         options = f"--arch gosgd --option probability={chance} --workers 2"
         answer, _ = printed(f"predict --model resnet18 {options}")
         assert any(line.endswith(words) for line in answer)
+
+
+@pytest.mark.parametrize(
+    ("islands", "text"), [("2+2", "batch 64 per island (128 in all)"), ("2+1", "batch 96 in all")]
+)
+def test_the_batch_of_unequal_islands_is_not_that_of_the_first(islands: str, text: str) -> None:
+    more = f"--arch local_sgd --workers 2 --island-devices {islands} -q"
+    answer, _ = printed(f"predict --model resnet18 {more}")
+    assert f", {text}, " in answer[0]
 
 
 def test_canary_a_fast_network_does_not_matter() -> None:

@@ -71,7 +71,8 @@ def _rows(p: Prediction, *, verbose: bool) -> Iterator[Row]:
     communication = f"exposed communication {quantity(p.exposed_communication_s, 's')}"
     iteration = f"compute {quantity(p.compute_s, 's')}, {communication}"
     if p.iterations is not None:
-        iteration += f", mean of each worker's first {quantity(p.iterations, 'iterations')}"
+        first = "iteration" if p.iterations == 1 else f"{p.iterations} iterations"
+        iteration += f", mean of each worker's first {first}"
     yield "iteration", quantity(p.iteration_s, "s"), iteration
     if verbose and p.transient_iterations >= SHORT_TRANSIENT:
         after = "until workers have drifted apart; the figures are of the time after it"
@@ -216,11 +217,14 @@ def _listed(sizes: dict[str, float], most: int | None = None) -> str:
 
 def title(p: Prediction) -> str:
     """Return the job in a line."""
-    unit = "island" if p.island_devices else "worker"
+    batch = f"batch {p.batch_size} per {'island' if p.island_devices else 'worker'} "
+    batch += f"({p.global_batch_size} in all)"
+    if p.global_batch_size != p.batch_size * p.workers:  # that of the first is not that of all
+        batch = f"batch {p.global_batch_size} in all"
     return (
         f"{bold(p.model)} on {workers_of(p)}, {p.architecture}, "
         f"{p.layout.text + ', ' if p.layout is not None else ''}"
-        f"batch {p.batch_size} per {unit} ({p.global_batch_size} in all), "
+        f"{batch}, "
         f"compute times {bold(p.quality)}"
     )
 
