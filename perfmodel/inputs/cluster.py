@@ -396,6 +396,11 @@ class Cluster(Ranged, frozen=True, forbid_unknown_fields=True, kw_only=True):
         """Number of nodes for workers; None for as many as a job needs."""
         return sum(site.nodes for site in self.sites) if self.sites else self.nodes
 
+    def at_one_site(self) -> "Cluster":
+        """The cluster of equal nodes at one site."""
+        server = msgspec.structs.replace(self.server, site=None)
+        return msgspec.structs.replace(self, overrides=(), sites=(), site_links=(), server=server)
+
     def sites_of(self, nodes: int, workers: int) -> Ids:
         """The site number of each of the first ``nodes`` nodes of a job with ``workers`` workers:
         the workers' nodes, then those of dedicated servers."""

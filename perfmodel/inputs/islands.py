@@ -147,10 +147,7 @@ def inside(cluster: Cluster, first: int, many: int) -> Cluster:
         for override in cluster.overrides
         if first <= override.node < first + many
     )
-    server = msgspec.structs.replace(cluster.server, site=None)
-    return msgspec.structs.replace(
-        cluster, nodes=None, overrides=overrides, sites=(), site_links=(), server=server
-    )
+    return msgspec.structs.replace(cluster.at_one_site(), nodes=None, overrides=overrides)
 
 
 def among(

@@ -107,7 +107,7 @@ class _Costs:
         span, each = replica.tensor * replica.context, cluster.devices_per_node
         check_span(cluster, span, "context" if replica.tensor == 1 else "tensor x context")
         here = max(span, each - each % span)
-        alone = msgspec.structs.replace(cluster, overrides=(), sites=(), site_links=())
+        alone = cluster.at_one_site()
         numbers = np.arange(here).reshape(-1, replica.context, replica.tensor)
         measured = cluster.inside_collectives if span <= each else ()
         ends = numbers.swapaxes(1, 2).reshape(-1, replica.context)

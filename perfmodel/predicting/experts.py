@@ -80,7 +80,7 @@ class Placed(msgspec.Struct, frozen=True, eq=False):
 def _placed(on: Same[Cluster], devices: bytes, within: int, tensor: int, sharing: int) -> Placed:
     """Return the devices of a stage; layouts that differ in other ways share them, and their
     exchanges."""
-    alone = msgspec.structs.replace(on.value, overrides=(), sites=(), site_links=())
+    alone = on.value.at_one_site()
     return Placed(alone, np.frombuffer(devices, np.int64), within, tensor, sharing)
 
 

@@ -193,7 +193,7 @@ def _share_links(jobs: list[StageJob]) -> bool:
     """Return whether devices of two stages use the same link of a node, or between sites."""
     used: list[set[tuple[object, ...]]] = [
         {(int(node), int(nic)) for node, row in zip(s.node, s.nics, strict=True) for nic in row}
-        | set(itertools.permutations((site.name for site in s.cluster.sites), 2))
+        | set(itertools.permutations((at.name for at in s.cluster.sites if at.nodes), 2))
         for s in (one.seats for one in jobs)
     ]
     return len(set().union(*used)) < sum(map(len, used))

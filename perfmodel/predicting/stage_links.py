@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from itertools import permutations
 
-from perfmodel.base.arrays import Ids
+from perfmodel.base.arrays import NONE, Ids
 from perfmodel.communication.fabric import Fabric
 from perfmodel.communication.network import BETWEEN_SITES
 from perfmodel.graph.joining import Named
@@ -47,7 +47,8 @@ def keys_of_fabric(fabric: Fabric) -> list[Hashable]:
         keys += [(f"{OWN_LINKS} out of", port, 0) for port in range(fabric.ports)]
         keys += [(f"{OWN_LINKS} into", port, 0) for port in range(fabric.ports)]
     if fabric.between is not None:
-        keys += [(BETWEEN_SITES, f"{a} to {z}") for a, z in permutations(fabric.between.names, 2)]
+        pairs = permutations(fabric.between.names, 2)
+        keys += [Named(BETWEEN_SITES, f"{a} to {z}", NONE) for a, z in pairs]
     return keys
 
 
@@ -71,5 +72,5 @@ def key_of(seats: Seats, fabric: Fabric, block: Block, k: int) -> Hashable | Non
     if block.label.startswith(OWN_LINKS):
         return (block.label, int(seats.position[k]), 0)
     if block.label == BETWEEN_SITES:
-        return (BETWEEN_SITES, block.member(block.first + k))
+        return Named(BETWEEN_SITES, block.member(block.first + k), NONE)
     return ("core", 0, 0) if block.label == "core" else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 
 from perfmodel.base.same import Same
@@ -77,7 +76,7 @@ def _of_sizes(
     cluster, sizes = on.value, np.array(distinct)
     each = cluster.devices_per_node
     here = max(size, each - each % size)
-    alone = msgspec.structs.replace(cluster, overrides=(), sites=(), site_links=())
+    alone = cluster.at_one_site()
     fabric = Fabric.of(alone, here)
     groups = np.arange(here).reshape(-1, size) if here > size else None
     measured = cluster.inside_collectives if size <= each else cluster.collectives_of(size)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
 
 from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import InputError
+from perfmodel.base.ranges import COUNT
 from perfmodel.inputs.cluster import Cluster, Collective, NodeOverride
 from perfmodel.inputs.replica import Replica
 from perfmodel.inputs.sites import MOST_CONNECTIONS, Site, SiteLink
+
+
+class ServersSite(Site, frozen=True):
+    """A site at which servers are, but no device of a stage."""
+
+    RANGES: ClassVar = {"nodes": COUNT._replace(at_least=0)}
 
 
 class Seats(NamedTuple):
@@ -180,7 +187,12 @@ def _seats(cluster: Cluster, position: Ids, node: Ids, within: Ids) -> Seats:
     within_node = np.arange(width) % count[:, None]  # as often as links, if there are few devices
     table = nics[np.argsort(local, kind="stable")][begins[:, None] + within_node]
     listed = () if (count[:-1] == count.max()).all() else tuple(count.tolist())
-    sites = _sites(cluster, used)
+    sites, server = _sites(cluster, used), cluster.server
+    if sites and server.placement == "dedicated":
+        home = server.site or cluster.sites[0].name
+        if home not in [site.name for site in sites]:
+            sites = (*sites, ServersSite(home, 0))
+        server = msgspec.structs.replace(server, site=home if len(sites) > 1 else None)
     renumbered = {int(of): k for k, of in enumerate(used.tolist())}
     seen = msgspec.structs.replace(
         cluster,
@@ -197,6 +209,7 @@ def _seats(cluster: Cluster, position: Ids, node: Ids, within: Ids) -> Seats:
         slowdown_per_neighbour=0.0,
         device_spread=0.0,
         core_oversubscription=cluster.core_oversubscription,
+        server=server,
         sites=sites if len(sites) > 1 else (),
         site_links=_site_links(cluster, sites) if len(sites) > 1 else (),
     )

@@ -275,6 +275,24 @@ def test_exchanges_of_two_stages_share_the_link_between_sites():
     assert band.text == "it leaves out links that stages share, so its error is unknown"
 
 
+@pytest.mark.parametrize(("home", "expected"), [(None, 22.0), ("east", 22.0), ("west", 24.0)])
+def test_stages_reach_servers_at_another_site(home, expected):
+    # stage 0 is at one site and stage 1 at the other; the one without the server pushes 10 MB in 10
+    # s, and pulls as long. F 0-1, 1-2, B 2-3, 3-4: only stage 0 waits for B of both
+    places, links = (Site("east", 1), Site("west", 1)), (SiteLink(MB),)
+    apart = cluster(nic=pm.Link(1e12, 0.0), sites=places, site_links=links,
+                    server=pm.Server(site=home))  # fmt: skip
+    made = job(work([(1.0, 1.0, 10.0, 1e-9)] * 2, 1), 2, 1, "ps", cluster=apart)
+    assert step_s(made) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("divided", [{"tensor": 8}, {"pipeline": 8}, {"context": 8}])
+def test_replicas_at_sites_one_of_which_has_the_servers(divided):
+    made = pm.make_job(model="gpt2-medium", device="h100", cluster="three-sites-1g", arch="diloco",
+                       workers=3, **divided)  # fmt: skip
+    assert pm.predict(made, fidelity="coarse").throughput_samples_per_s > 0.0
+
+
 def test_stages_beside_each_other_push_and_pull_over_one_link():
     # a node with both stages, and two servers with half of each stage. Stage 1 pushes 10 MB from 4
     # on, stage 0 from 6 on: both share until 22, then stage 0 pushes 2 MB. Stage 1 pulls 2 MB until
