@@ -14,6 +14,8 @@ from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import KINDS, Axis, Block, OpGraph
 from perfmodel.graph.rules import Rule
 
+NO_PLACES = np.zeros(0, np.int64)
+
 Key = Callable[[Block, int], Hashable]
 """Returns what a link or a slot of a graph is among those of all graphs, from its block and its
 index there; None if it is the graph's own."""
@@ -65,8 +67,9 @@ class JoiningBuilder(GraphBuilder):
             "counter": self._count["counter"],
             "route": self._routes,
         }
-        slots = self._resources("slot", graph, name, key)
-        links = self._resources("link", graph, name, key)
+        moved = self._places(graph, key)
+        slots = self._resources("slot", graph, name, key, moved)
+        links = self._resources("link", graph, name, key, moved)
         for block in graph.ops:
             self._new("op", block.label, block.shape, block.axes, part=name)
         for block in graph.probes:
@@ -80,8 +83,26 @@ class JoiningBuilder(GraphBuilder):
         self._groups.append(groups)
         return shift["op"]
 
-    def _resources(self, kind: str, graph: OpGraph, name: str, key: Key) -> Ids:
-        """Add a graph's links or slots that are not shared; return the id here of each."""
+    def _places(self, graph: OpGraph, key: Key) -> dict[int, int]:
+        """Return the place here of each place of a graph: that of the links that it shares."""
+        here = np.concatenate([NO_PLACES, *self._columns.get("link_place", [])])
+        moved = {}
+        for block in graph.links:
+            places = graph.link_place[block.first : block.first + block.size]
+            for k, place in enumerate(places.tolist()):
+                one = key(block, k)
+                known = self._shared.get(("link", one), NONE)
+                if isinstance(one, Named):
+                    moved[place] = one.place
+                elif one is not None and known != NONE:
+                    moved[place] = int(here[known])
+        return moved
+
+    def _resources(
+        self, kind: str, graph: OpGraph, name: str, key: Key, moved: dict[int, int]
+    ) -> Ids:
+        """Add a graph's links or slots that are not shared; return the id here of each. Places are
+        ``moved``."""
         blocks: tuple[Block, ...] = graph.links if kind == "link" else graph.slots
         place = graph.link_place if kind == "link" else graph.slot_place
         ids = np.full(sum(block.size for block in blocks), NONE)
@@ -100,7 +121,8 @@ class JoiningBuilder(GraphBuilder):
             self.share(kind, made, [one if one is not None else (name, block.first, k)
                                     for k, one in zip(new.tolist(), own, strict=True)])  # fmt: skip
             pairs = zip(own, place[where].tolist(), strict=True)
-            places = [one.place if isinstance(one, Named) else at for one, at in pairs]
+            places = [one.place if isinstance(one, Named) else moved.get(at, at)
+                      for one, at in pairs]  # fmt: skip
             self._add(f"{kind}_place", np.array(places))
             if kind == "slot":
                 self._add("slot_capacity", graph.slot_capacity[where])

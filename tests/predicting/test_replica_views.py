@@ -61,6 +61,21 @@ def test_two_copies_of_stages_are_named_in_the_plural():
     assert "the other stage" not in text
 
 
+@pytest.mark.parametrize("arch", ["ring", "ps"])
+def test_stages_are_on_their_own_nodes_in_a_timeline(arch):
+    made = job(equal(2, 4, gradient=1.0), 2, 2, arch)
+    found = pm.predict(made, fidelity="fine").timeline()
+    nodes = {
+        2 * stage + worker: f"node {2 * stage + worker} (worker {worker}; stage {stage})"
+        for stage in range(2)
+        for worker in range(2)
+    }
+    nodes |= {4: "node 4 (server 0)"} if arch == "ps" else {}
+    assert {k: name for k, name in found.nodes.items() if k is not None} == nodes
+    at = {one.resource.name: one.resource.node for one in found.operations}
+    assert at["device of stage 1, worker 0"] == 2
+
+
 def test_the_links_between_stages_can_be_the_bottleneck():
     """A pass takes 3 s, a transfer 30 s."""
     text = pm.predict(job(equal(2, 4, sent=30.0), 2)).bottleneck.text
