@@ -11,7 +11,14 @@ import numpy as np
 
 from perfmodel.engine.leads import possible_loss, settled_after, ties_of
 from perfmodel.engine.measures import Totals
-from perfmodel.engine.progress import busy, saturated, short_runs, workers_of
+from perfmodel.engine.progress import (
+    RESOLUTION_OF_SHORT,
+    busy,
+    may_come_in_waves,
+    saturated,
+    short_runs,
+    workers_of,
+)
 from perfmodel.engine.run import Clock, Simulation
 from perfmodel.engine.state import forget_gap
 from perfmodel.engine.steady import warmup_rounds, warmups
@@ -67,6 +74,16 @@ MOST_PILOT_OPS = 12_000_000
 """Operations after which a short pilot ends even if its rate drifts; the interval covers the drift.
 It has three times its initial spans at least."""
 
+WAVE_ROUNDS, WAVE_OPS = 512, 3_000_000
+"""Most rounds and operations of a short pilot if workers may come in waves (decision 0104)."""
+
+FULL_ROUNDS = 64
+"""Rounds after which such a pilot ends if a resource was busy all the time since an eighth."""
+
+UNSEEN, SHOWN = 0.1, 128
+"""Fraction of the rate that waves may cost which do not show in a pilot of few rounds, and rounds
+after which they show."""
+
 STALENESS_DRIFT, WAITS_DRIFT = 0.02, 0.02
 """Drift of staleness, as a fraction of it, and of the part of the time that is waited for a cause,
 that count as settled."""
@@ -110,7 +127,13 @@ def warm_up(
     not waited for.
     """
     if short_runs(run.graph):
-        return _short(run, rel_ci, least_spans, progress, settle=settle)
+        if not may_come_in_waves(run.graph):
+            return _short(run, rel_ci, least_spans, progress, settle=settle)
+        rounds = min(WAVE_OPS // run.graph.n_ops, WAVE_ROUNDS)
+        if rounds >= WORTHWHILE:
+            return _of_waves(run, rel_ci, -(-rounds // run.span), progress)
+        pilot = _short(run, rel_ci, least_spans, progress, settle=settle)
+        return msgspec.structs.replace(pilot, loss=pilot.loss + UNSEEN)
     least = 1 << (-(-LEAST_WARMUP // run.span) - 1).bit_length()
     spans = max(FEWEST_PILOT_SPANS, -(-PILOT_ROUNDS // run.span), 3 * least, least_spans)
     most = max(MOST_PILOT_ROUNDS // run.span, 2 * spans)
@@ -195,11 +218,8 @@ def _short(
         begin = max(mark for mark in marks if mark <= spans - max(spans // SHORT_PART, 2))
         marks = {done: mark for done, mark in marks.items() if done >= begin}
         kept = list(marks.values())
-        whole, late = kept[-1] - kept[0], kept[-1] - kept[len(kept) // 2]
-        rate = whole.iterations_per_s(run.graph)
-        drift = late.iterations_per_s(run.graph) / rate - 1.0 if math.isfinite(rate) else 0.0
-        reached = settled_after(leads)
-        loss = possible_loss(leads, ties.longest) / run.span if reached > begin else 0.0
+        drift = _drift(run.graph, kept[0], kept[len(kept) // 2], kept[-1])
+        reached, loss = _lost(run, leads, begin)
         settled = abs(drift) <= TOLERATED_DRIFT * rel_ci and loss <= TOLERATED_LOSS * rel_ci
         known = known or spans * settled
         if settle and settled and spans < _affordable(run):
@@ -209,6 +229,50 @@ def _short(
             return Pilot(marks[begin], [], known, reached * run.span, loss, drift)
         start = spans + 1
         spans += max(spans // 2 // SHORT_PART, 1)
+
+
+def _of_waves(run: Simulation, rel_ci: float, spans: int, progress: Progress | None) -> Pilot:
+    """Run for so many spans, of which the last part is kept, because it takes tens to hundreds of
+    rounds until workers come in waves; fewer if they keep a resource busy for long enough."""
+    ties = ties_of(run.graph)
+    leads = [0.0]
+    parts = spans - max(spans // SHORT_PART, 2), spans - max(spans // SHORT_PART // 2, 1), spans
+    full = FULL_ROUNDS // run.span
+    early = full // 8, full // 2, full
+    marks = {}
+    for done in range(1, spans + 1):
+        run.advance(done * run.span)
+        if done in (*parts, *early):
+            marks[done] = run.totals()
+        if ties.any:
+            leads.append(ties.lead(run.world))
+        forget_gap(run.world)
+        if progress is not None:
+            progress(done, spans)
+        if done == full:
+            part = marks[done] - marks[early[0]]
+            if abs(1.0 - busy(run.graph, part.progress, part.time)) <= RESOLUTION_OF_SHORT * rel_ci:
+                parts = early
+                break
+    begin, middle, end = (marks[part] for part in parts)
+    reached, loss = _lost(run, leads, parts[0])
+    unseen = UNSEEN * max(1.0 - spans * run.span / SHOWN, 0.0) if parts != early else 0.0
+    drift = _drift(run.graph, begin, middle, end)
+    return Pilot(begin, [], parts[-1], reached * run.span, loss + unseen, drift)
+
+
+def _lost(run: Simulation, leads: list[float], begin: int) -> tuple[int, float]:
+    """Return after how many spans tied workers had drifted apart, by their leads at each, and which
+    fraction of the rate may be lost if that was after ``begin``."""
+    reached = settled_after(leads)
+    longest = ties_of(run.graph).longest
+    return reached, possible_loss(leads, longest) / run.span if reached > begin else 0.0
+
+
+def _drift(graph: OpGraph, begin: Totals, middle: Totals, end: Totals) -> float:
+    """Return how much higher the rate after ``middle`` is than the whole, relative to it."""
+    rate = (end - begin).iterations_per_s(graph)
+    return (end - middle).iterations_per_s(graph) / rate - 1.0 if math.isfinite(rate) else 0.0
 
 
 def _affordable(run: Simulation) -> int:

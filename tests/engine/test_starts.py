@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from perfmodel import build_graph, make_job
-from perfmodel.engine import starts
+from perfmodel.engine import starts, warmup
 from perfmodel.graph.op_graph import OpGraph
 from tests.effort import counted
 from tests.jobs import cluster, workload
@@ -58,6 +58,7 @@ def test_many_workers_take_as_many_operations_as_may_be(monkeypatch: pytest.Monk
     """The limit holds for all runs together, their pilots included; four begin at least."""
     graph = alternating(40)
     monkeypatch.setattr(starts, "PRECISION_OPS", 300 * graph.n_ops)
+    monkeypatch.setattr(warmup, "WAVE_OPS", 80 * graph.n_ops)
     wide, rounds = counted(graph, monkeypatch, rel_ci=0.01)
     assert wide.ci_fraction > 0.01
     assert 150 <= rounds <= 330

@@ -1,0 +1,101 @@
+"""Workers that come to go from one full link to the next together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from perfmodel import build_graph, make_job
+from perfmodel.architectures.mean_field import mean_field_of
+from perfmodel.engine import starts, warmup
+from perfmodel.engine.progress import may_come_in_waves
+from perfmodel.engine.run import Simulation
+from perfmodel.engine.simulation import simulate
+from perfmodel.graph.op_graph import OpGraph
+from perfmodel.inputs.job import Job
+from tests.effort import counted
+from tests.jobs import cluster, workload
+
+FULL = 10.0
+"""Iterations per second if the links of servers are full all the time: each of four moves 100 of an
+iteration's 400 bytes in each direction, at 1000 bytes/s."""
+
+
+def both_ways(workers: int = 40, *, update_s: float = 0.0, **options: Any) -> Job:
+    """Workers that compute for 0.3 s, and push to four servers and pull from them for 4 s."""
+    return make_job(
+        workload=workload([0.1 / 16] * 16, [0.2 / 16] * 16, [25.0] * 16, batch_size=4),
+        cluster=cluster(1000.0, update_per_tensor_s=update_s),
+        workers=workers,
+        arch="asp",
+        options={"servers": 4} | options,
+        jitter=0.1,
+    )
+
+
+def in_the_long_run(graph: OpGraph) -> float:
+    """Iterations per second in the second half of 256 rounds of another start."""
+    with Simulation(graph, 77, steady=True) as run:
+        run.advance(128)
+        begin = run.totals()
+        run.advance(256)
+        return (run.totals() - begin).iterations_per_s(graph)
+
+
+def test_full_links_idle_once_workers_come_in_waves(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = build_graph(both_ways())
+    rate = in_the_long_run(graph)
+    assert rate < 0.95 * FULL
+    monkeypatch.setattr(warmup, "WAVE_OPS", 128 * graph.n_ops)
+    monkeypatch.setattr(starts, "PRECISION_OPS", 512 * graph.n_ops)
+    found = simulate(graph)
+    assert float(found.iterations_per_s.sum()) == pytest.approx(rate, rel=found.ci_fraction + 0.01)
+    assert found.ci_fraction < 0.05
+    monkeypatch.setattr(warmup, "may_come_in_waves", lambda graph: False)
+    early = simulate(graph)  # as if three rounds told how busy a full link stays
+    assert float(early.iterations_per_s.sum()) == pytest.approx(FULL, rel=0.005)
+    assert early.ci_fraction < 0.005
+
+
+def test_workers_may_come_in_waves_if_two_links_are_full() -> None:
+    """An update of 0.03 s for each of 25 bytes takes longer than to move them, 0.025 s; one of 0.02
+    s does not. With one byte for four, pushes take a quarter of what pulls do; with 28 bits for 32,
+    seven eighths."""
+    assert may_come_in_waves(build_graph(both_ways()))
+    assert may_come_in_waves(build_graph(both_ways(update_s=0.02)))
+    assert not may_come_in_waves(build_graph(both_ways(update_s=0.03)))
+    for bits, may in ((8, False), (28, True)):
+        pushed = {"compression": "quantised", "quantised_bits": bits}
+        assert may_come_in_waves(build_graph(both_ways(servers=1, **pushed))) == may
+    graph = build_graph(both_ways())
+    several = msgspec.structs.replace(graph, group_count=np.full(graph.n_groups, 2))
+    assert not may_come_in_waves(several)
+    field = mean_field_of(both_ways(1000))
+    assert field is not None
+    assert not may_come_in_waves(field.graph)
+
+
+def test_links_that_stay_full_are_known_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices that are answered at once are on their way in both directions all the time."""
+    graph = build_graph(both_ways(duplex=True))
+    found, rounds = counted(graph, monkeypatch)
+    assert rounds < 1.1 * warmup.FULL_ROUNDS
+    assert float(found.iterations_per_s.sum()) == pytest.approx(FULL, rel=1e-3)
+    assert found.ci_fraction <= 0.01
+
+
+@pytest.mark.parametrize(("rounds", "unseen"), [(32, 0.075), (15, 0.1)])
+def test_waves_that_do_not_show_are_part_of_the_interval(
+    rounds: int, unseen: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quarter of 128 rounds leaves three quarters of it; fewer than 16 are not worthwhile."""
+    graph = build_graph(both_ways())
+    monkeypatch.setattr(warmup, "WAVE_OPS", rounds * graph.n_ops)
+    with Simulation(graph, 1, steady=True) as run:
+        pilot = warmup.warm_up(run, 0.01, 0, None)
+    assert pilot.loss == pytest.approx(unseen)
+    monkeypatch.setattr(starts, "PRECISION_OPS", 128 * graph.n_ops)
+    assert simulate(graph).ci_fraction > unseen
