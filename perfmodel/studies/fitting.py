@@ -85,7 +85,8 @@ def largest_batch(job: Job, confidence: float = SURE) -> Job:
 def in_words(flags: Sequence[str]) -> str:
     """Return the flags of changes as a line that says what makes a job fit."""
     if not flags:
-        return "neither batch, recomputation, sharding, workers nor devices per worker make it fit"
+        tried = "batch, recomputation, sharding, workers, devices per worker"
+        return f"nothing that was tried makes it fit: {tried}"
     return f"to fit: {', or '.join(flags)}"
 
 
@@ -131,7 +132,7 @@ def _together(changes: Sequence[Change]) -> Change:
 
 def _passes(job: Job) -> Iterator[Change]:
     """Yield more passes per update, of fewer samples each."""
-    size, passes = job.workload.batch_size, job.workload.accumulation
+    size, passes = job.of_devices.workload.batch_size, job.workload.accumulation
     flag = "--accumulation" if job.replica is None else "--micro-batches"
     for more in divisors(size):
         if more > passes:
@@ -140,7 +141,7 @@ def _passes(job: Job) -> Iterator[Change]:
 
 def _batches(job: Job) -> Iterator[Change]:
     """Yield smaller batches."""
-    size = job.workload.batch_size // 2
+    size = job.of_devices.workload.batch_size // 2
     while size >= job.workload.accumulation:
         yield of_arguments("batch size", f"--batch-size {size}", batch_size=size)
         size //= 2
@@ -155,13 +156,13 @@ def _recomputations(job: Job) -> Iterator[Change]:
 
 
 def _shardings(job: Job) -> Iterator[Change]:
-    """Yield higher stages of sharding, of jobs that synchronise all workers."""
-    name = job.architecture.name
-    if name not in ("allreduce", "fsdp") or job.workers == 1:
-        return
+    """Yield higher stages of sharding, of jobs that synchronise all workers, or inside islands."""
     now = getattr(job.options, "stage", 0)
-    for stage in range(now + 1, 4):
+    several = job.architecture.name in ("allreduce", "fsdp") and job.workers > 1
+    for stage in range(now + 1, 4) if several else ():
         yield of_architecture("fsdp", f"sharding, stage {stage}", stage=stage)
+    if job.islands and job.islands[0].job.architecture.name == "allreduce":
+        yield of_arguments("sharding inside islands", "--island-arch fsdp", island_arch="fsdp")
 
 
 def _workers(job: Job) -> Iterator[Change]:

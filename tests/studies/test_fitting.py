@@ -78,7 +78,17 @@ def test_nothing_helps_a_model_without_parts() -> None:
     work = msgspec.structs.replace(workload([1.0], [1.0], [20e9]), device="k80")
     made = make_job(workload=work, cluster=cluster(), workers=1, arch="ring")
     assert remedies(made) == ()
-    assert "neither batch" in fitting.in_words(())
+    assert fitting.in_words(()).startswith("nothing that was tried makes it fit: batch, ")
+
+
+def test_islands_share_the_model_among_their_devices() -> None:
+    given = {"device": "a100", "arch": "local_sgd", "workers": 2, "island_devices": 8}
+    (sharded,) = remedies(make_job(model="gpt2-xl", **given))
+    assert sharded.flags == "--island-arch fsdp"
+    smaller = [
+        each.flags for each in remedies(make_job(model="gpt2-large", batch_size=16, **given))
+    ]
+    assert "--batch-size 8" in smaller  # of each device
 
 
 def test_the_next_larger_batch_does_not_fit() -> None:
