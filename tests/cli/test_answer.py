@@ -63,8 +63,10 @@ def test_assumptions_that_matter_are_shown_and_the_others_counted() -> None:
     assert named(lines) == [*matter, "precision"]
     count, _, others = lines[-1].partition(" ")
     unknown = sum(each.left_out for each in worth)
-    assert int(count) == len(worth) - len(matter) - 1 - unknown
-    assert f"formulas cannot judge {unknown} more" in others
+    unvaried = sum(not each.alternatives and not each.left_out for each in worth) - 1
+    assert int(count) == len(worth) - len(matter) - 1 - unknown - unvaried
+    assert f"formulas cannot judge {unknown} more; {unvaried} are not varied" in others
+    assert unvaried > 5  # such as costs of updates that are usual losses
     assert unknown == 1  # transmission=quantum
 
 

@@ -271,10 +271,11 @@ def assumed(worth: Sequence[Effect], of: str = "", *, everything: bool = False) 
         show_rows(assumption_row(e.assumption, _changes(e, least)) for e in shown)
     unlisted = [effect for effect in worth if effect not in shown]
     unjudged = unknown(unlisted)
+    unvaried = sum(not effect.alternatives for effect in unlisted) - unjudged
     more = f"; formulas cannot judge {unjudged} more" if unjudged else ""
-    uncounted(
-        len(unlisted) - unjudged, f"change it by less than {MATTERS:.0%}{more}", first=not shown
-    )
+    more += f"; {unvaried} {'is' if unvaried == 1 else 'are'} not varied" if unvaried else ""
+    small = len(unlisted) - unjudged - unvaried
+    uncounted(small, f"change it by less than {MATTERS:.0%}{more}", first=not shown)
 
 
 def uncounted(number: int, effect: str, *, first: bool) -> None:
