@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import msgspec
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse
@@ -59,29 +58,29 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
         return True
 
 
-def sides(workers: int, options: Options) -> tuple[Ids, Ids]:
-    """Return the numbers of the active and of the passive workers.
+def sides(numbers: Ids, options: Options) -> tuple[Ids, Ids]:
+    """Return which of some workers, by their numbers, are active, and which are passive.
 
-    >>> active, passive = sides(5, Options(passive="even"))
+    >>> active, passive = sides(np.array([0, 1, 6, 7, 8]), Options(passive="even"))
     >>> active.tolist(), passive.tolist()
     ([1, 3], [0, 2, 4])
     """
-    index = np.arange(workers)
-    passive = index % 2 == (0 if options.passive == "even" else 1)
-    return index[~passive], index[passive]
+    passive = numbers % 2 == (0 if options.passive == "even" else 1)
+    return np.flatnonzero(~passive), np.flatnonzero(passive)
 
 
-def build(job: Job, of: int | None = None) -> OpGraph:
+def build(job: Job, some: Ids | None = None) -> OpGraph:
     """Build the op graph: computation, and the active workers' exchanges during or after it.
 
-    If the job has a few ``of`` many workers, each pass is one op.
+    ``some`` (workers,) are the workers that the graph has, which exchange with each other, and of
+    which each pass is one op; None for all, with their layers.
     """
     b = GraphBuilder()
-    workers = add_workers(b, job, layers=of is None)
+    workers = add_workers(b, job, some=some, layers=some is None)
     optimizer = add_optimizer(b, job, workers).last
     begin = add_begin(b, job, workers, optimizer)
     if job.workers > 1:
-        counter = _add_exchange(b, job, workers, begin, optimizer, of or job.workers)
+        counter = _add_exchange(b, job, workers, begin, optimizer)
     else:
         counter = b.counters(optimizer)
     b.probe(
@@ -97,19 +96,18 @@ def build(job: Job, of: int | None = None) -> OpGraph:
     return b.build(device=workers.device, mark=optimizer)
 
 
-def _add_exchange(
-    b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimizer: Ids, of: int
-) -> Ids:
+def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimizer: Ids) -> Ids:
     """Let each active worker exchange models with a passive one.
 
     Returns a counter for each worker's model, (workers,), that rises with each average and with
     each of the worker's own gradients.
     """
-    active, passive = sides(job.workers, Options.of(job))
+    everywhere = sides(np.arange(job.workers), Options.of(job))[1]
+    active, passive = sides(workers.of_job, Options.of(job))
     network = Network(b, job)
     candidates = np.broadcast_to(passive, (len(active), len(passive)))
-    candidates = as_far(job, active, candidates, len(sides(of, Options.of(job))[1]))
-    partners = Partners.add(b, active, candidates)
+    candidates = as_far(workers.node, active, candidates, len(everywhere))
+    partners = Partners.add(b, workers, active, candidates)
     request = partners.send(b, "request", job, network)
     averaged = partners.when_drawn(b, "average of the partner")
     reply = partners.send(b, "reply", job, network, reply=True)
@@ -123,7 +121,7 @@ def _add_exchange(
     b.log("request", request, at_ready=True)
     b.log("answer", averaged)
     b.log("average", average)
-    counter = np.full(job.workers, NONE)
+    counter = np.full(len(workers.index), NONE)
     counter[active] = b.counters(np.stack([optimizer[active], average]))
     counter[passive] = b.counters(
         np.concatenate([optimizer[passive][None], partners.by_candidate(averaged)])
@@ -138,7 +136,7 @@ def meaning(job: Job, recorder: Recorder) -> Meaning:
     difference is then added to the active worker's model as it is at that time, which may already
     include another gradient.
     """
-    active, passive = (side.tolist() for side in sides(job.workers, Options.of(job)))
+    active, passive = (side.tolist() for side in sides(np.arange(job.workers), Options.of(job)))
     requested, answered = [0] * len(active), [(0, 0)] * len(active)
 
     def request(pair: int, _drawn: int) -> None:
@@ -253,7 +251,7 @@ ARCHITECTURE = Architecture(
     title="AD-PSGD (random pairs, asynchronous)",
     options=Options,
     build=build,
-    few=lambda job, count: build(msgspec.structs.replace(job, workers=count), of=job.workers),
+    few=build,
     fewest=FEWEST,
     memory=memory,
     assumptions=(

@@ -11,6 +11,7 @@ import msgspec
 
 from perfmodel import architectures
 from perfmodel.architectures.memory import Parts, replica
+from perfmodel.base.arrays import Ids
 from perfmodel.base.errors import InputError
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
@@ -81,9 +82,9 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     fold : builds the graph with one worker that represents all, for jobs whose workers are alike
         (:func:`perfmodel.training.workers.alike`); None, or returns None, if one worker
         cannot represent all.
-    few : builds the graph with so many of the workers, which represent all if many are equal and
-        asynchronous (:mod:`perfmodel.architectures.mean_field`); None if a few cannot. ``fewest``
-        is how many it takes.
+    few : builds the graph with some of the workers, (workers,), which represent all if many are
+        equal and asynchronous (:mod:`perfmodel.architectures.mean_field`); None if a few cannot.
+        ``fewest`` is how many it takes.
     memory : memory of a worker and of the fullest server by component; by default a worker keeps a
         whole replica, and there are no servers.
     updates_on_servers : whether servers run the optimizer.
@@ -112,7 +113,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     aliases: Mapping[str, Mapping[str, object]] = msgspec.field(default_factory=dict)
     fold: Callable[[Job], OpGraph | None] | None = None
-    few: Callable[[Job, int], OpGraph] | None = None
+    few: Callable[[Job, Ids], OpGraph] | None = None
     fewest: int = 16
     memory: Callable[[Job], Parts] = replica
     updates_on_servers: bool = False

@@ -20,6 +20,7 @@ from perfmodel.inputs.options import MIXED, Option, Options as Base
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities, quantities_of
 from perfmodel.training.workers import (
+    FOLDED,
     Workers,
     add_begin,
     add_optimizer,
@@ -73,7 +74,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     With ``fold``, only the first worker, which represents all of them.
     """
     b = GraphBuilder()
-    workers = add_workers(b, job, first=1 if fold else None)
+    workers = add_workers(b, job, some=FOLDED if fold else None)
     update = add_optimizer(b, job, workers)
     optimizer = update.last
     begin = add_begin(b, job, workers, optimizer)

@@ -89,16 +89,16 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
         return 1 / self.period
 
 
-def build(job: Job, first: int | None = None) -> OpGraph:
+def build(job: Job, some: Ids | None = None) -> OpGraph:
     """Build the op graph: computation, and a pull, a push and an update every ``period`` steps.
 
-    ``first`` is the number of workers that the graph has, of which each pass is one op; None for
+    ``some`` (workers,) are the workers that the graph has, of which each pass is one op; None for
     all, with their layers.
     """
     b = GraphBuilder()
     home = homes_of(job, Options.of(job).servers)
     nodes = len(node_names(job, home))
-    workers = add_workers(b, job, first=first, nodes=nodes, layers=first is None)
+    workers = add_workers(b, job, some=some, nodes=nodes, layers=some is None)
     optimizer = add_optimizer(b, job, workers).last
     begin = add_begin(b, job, workers, optimizer, period=Options.of(job).period)
     _add_exchange(b, job, workers, home, begin)
@@ -143,7 +143,7 @@ def _add_exchange(b: GraphBuilder, job: Job, workers: Workers, home: Ids, begin:
 def _transfers(b: GraphBuilder, job: Job, workers: Workers, home: Ids) -> tuple[Ids, Ids]:
     """Add the pull and the push between each worker and each server."""
     network = Network(b, job, home)
-    worker, server = workers.index[:, None], job.workers + np.arange(len(home))
+    worker, server = workers.of_job[:, None], job.workers + np.arange(len(home))
 
     def transfer(label: str, source: Ids, target: Ids) -> Ids:
         return b.ops(
@@ -151,7 +151,7 @@ def _transfers(b: GraphBuilder, job: Job, workers: Workers, home: Ids) -> tuple[
             (len(workers.index), len(home)),
             bytes=job.workload.gradient_bytes / len(home),
             **network.between(source, target),
-            group=worker,
+            group=workers.index[:, None],
             axes=AXES,
         )
 

@@ -6,8 +6,6 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import msgspec
-
 from perfmodel.architectures.base import Architecture, Coarse
 from perfmodel.architectures.memory import Parts, replica_of, with_copies
 from perfmodel.base.arrays import Ids
@@ -91,17 +89,18 @@ def window(options: Options) -> int:
     return min(math.ceil(options.queue / max(options.probability, 1e-9)), MOST_STEPS)
 
 
-def build(job: Job, of: int | None = None) -> OpGraph:
+def build(job: Job, some: Ids | None = None) -> OpGraph:
     """Build the op graph: computation, random pushes after it, and merges before the next step.
 
-    If the job has a few ``of`` many workers, each pass is one op.
+    ``some`` (workers,) are the workers that the graph has, which send to each other, and of which
+    each pass is one op; None for all, with their layers.
     """
     b = GraphBuilder()
-    workers = add_workers(b, job, layers=of is None)
+    workers = add_workers(b, job, some=some, layers=some is None)
     optimizer = add_optimizer(b, job, workers).last
     begin = add_begin(b, job, workers, optimizer)
     if job.workers > 1 and Options.of(job).probability > 0.0:
-        _add_gossip(b, job, workers, begin, optimizer, of or job.workers)
+        _add_gossip(b, job, workers, begin, optimizer)
     b.probe(
         "staleness", optimizer, optimizer, lag=1, counter=b.counters(optimizer), group=workers.index
     )
@@ -111,13 +110,12 @@ def build(job: Job, of: int | None = None) -> OpGraph:
     return b.build(device=workers.device, mark=optimizer)
 
 
-def _add_gossip(
-    b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimizer: Ids, of: int
-) -> None:
+def _add_gossip(b: GraphBuilder, job: Job, workers: Workers, begin: Ids, optimizer: Ids) -> None:
     """Send models at random, one after the other; a worker is at most a window ahead of them."""
     options = Options.of(job)
-    candidates = as_far(job, workers.index, others(job.workers), of - 1)
-    partners = Partners.add(b, workers.index, candidates)
+    everyone = others(len(workers.index))
+    candidates = as_far(workers.node, workers.index, everyone, job.workers - 1)
+    partners = Partners.add(b, workers, workers.index, candidates)
     push = partners.send(b, "push", job, Network(b, job))
     if options.probability < 1.0:
         b.active(push, probability=options.probability, draw=partners.draw)
@@ -291,7 +289,7 @@ ARCHITECTURE = Architecture(
     title="GoSGD (gossip, asynchronous)",
     options=Options,
     build=build,
-    few=lambda job, count: build(msgspec.structs.replace(job, workers=count), of=job.workers),
+    few=build,
     fewest=FEWEST,
     memory=memory,
     assumptions=(

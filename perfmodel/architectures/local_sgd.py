@@ -27,6 +27,7 @@ from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.results.prediction import ModelAge
 from perfmodel.training.workers import (
+    FOLDED,
     Workers,
     add_optimizer,
     add_workers,
@@ -62,7 +63,7 @@ class Options(Reduction, frozen=True, forbid_unknown_fields=True):
 def build(job: Job, *, fold: bool = False) -> OpGraph:
     """Build the op graph; with ``fold``, of the first worker only, which represents all."""
     b = GraphBuilder()
-    workers = add_workers(b, job, first=1 if fold else None)
+    workers = add_workers(b, job, some=FOLDED if fold else None)
     optimizer = add_optimizer(b, job, workers).last
     if job.workers > 1:
         _add_average(b, job, workers, optimizer, fold)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 
 from perfmodel.architectures.base import architecture_of
-from perfmodel.communication.network import homes_of
-from perfmodel.communication.units import Units
+from perfmodel.base.arrays import Ids
+from perfmodel.communication.units import Devices, Units
 from perfmodel.graph.mean_field import MeanField
 from perfmodel.graph.op_graph import MANY_GROUPS, OpGraph
 from perfmodel.inputs.job import Job
-from perfmodel.training.workers import in_blocks, like_one_layer
+from perfmodel.training.workers import alike, in_blocks, like_one_layer
 
 MOST = 128
 """Most workers of a graph that represent all, unless there are more kinds of them."""
@@ -22,51 +23,85 @@ OPS = 70_000
 """Operations that a graph may have before it has fewer workers than MOST."""
 
 BLOCKS, MOST_IN_STEP, OPS_IN_STEP = 4, 64, 10_000
-"""Blocks of layers, workers and operations of a graph if workers may wait for the slowest, at most:
-their runs have to be long."""
+"""Blocks of layers, workers and operations of a graph if workers go on in step, at most: their runs
+have to be long."""
 
 
-def mean_field_of(job: Job) -> MeanField | None:
+def has_many(job: Job) -> bool:
+    """Return whether a job has many workers, or stages of these, that go at their own pace."""
+    stages = 1 if job.replica is None else job.replica.pipeline
+    return job.workers * stages >= MANY_GROUPS and not alike(job)
+
+
+def mean_field_of(
+    job: Job,
+    few: Callable[[Job, Ids], OpGraph] | None = None,
+    several: Callable[[Job], Sequence[Devices]] | None = None,
+) -> MeanField | None:
     """Return the mean field of a job that has many workers for its graph; None if it has not, or if
-    a few workers cannot represent all. If workers wait for the slowest, layers are joined to a few
-    blocks."""
+    a few workers cannot represent all.
+
+    If workers wait for the slowest, they go on in step, and layers are joined to a few blocks. If
+    the devices of a worker use servers one after the other, as stages of a pipeline do, workers
+    come to do so together; then all are simulated if they are not many (decision 0103).
+
+    Parameters
+    ----------
+    few : builds the graph with some of the workers, whose groups are those of their first devices,
+        then those of their second; by default that of the architecture.
+    several : returns the devices of each worker of a job, one after the other; by default there is
+        one.
+    """
     architecture, bound = architecture_of(job), job.options.bounded_lead
-    few, lead = architecture.few, None if bound is None or bound == math.inf else int(bound)
-    if few is None or job.workers < MANY_GROUPS or not _represented(job):
+    few, lead = few or architecture.few, None if bound is None or bound == math.inf else int(bound)
+    if few is None or not has_many(job) or not _represented(job):
         return None
-    units = Units.of(job)
-    if units is None:
-        return None
-    if lead is not None and like_one_layer(job):
+    if lead is not None and job.replica is None and like_one_layer(job):
         job = msgspec.structs.replace(job, workload=in_blocks(job.workload, BLOCKS))
-    fewest = architecture.fewest
-    sample = units.sample(fewest, fewest)
-    if job.workers < 2 * len(sample) * units.each:
-        return None
-    graph = few(units.moved(job, sample), len(sample) * units.each)
-    most, ops = (MOST, OPS) if lead is None else (MOST_IN_STEP, OPS_IN_STEP)
-    larger = units.sample(min(ops * graph.n_groups // graph.n_ops, most), fewest)
-    if job.workers < 2 * len(larger) * units.each:
-        return None
-    if len(larger) > len(sample):
-        sample = larger
-        graph = few(units.moved(job, sample), len(sample) * units.each)
-    servers = job.options.server_count
-    places = homes_of(job, servers) if servers else np.zeros(0, np.int64)
-    group, kind = units.represented_by(sample, job.workers)
-    graph = units.named(graph, sample)
-    return MeanField.of(graph, group, kind, places, lead)
+    devices = several(job) if several is not None else [Devices.of(job)]
+    units, fewest = Units.of(devices), architecture.fewest
+    graph, sample = None, units.sample(fewest, fewest)
+    some = units.workers(sample)
+    servers = job.options.server_count > 0
+    in_turn = servers and len(devices) > 1
+    in_step = in_turn or lead is not None
+    if job.workers >= 2 * len(some):
+        graph = few(job, some)
+        most, ops = (MOST_IN_STEP, OPS_IN_STEP) if in_step else (MOST, OPS)
+        larger = units.sample(min(ops * len(some) // graph.n_ops, most), fewest)
+        if len(larger) > len(sample):
+            sample, some = larger, units.workers(larger)
+    if job.workers < 2 * len(some):
+        if not in_turn:
+            return None
+        sample = np.arange(len(units.start) - 1)
+        some = units.workers(sample)
+    if graph is None or graph.n_groups < len(some) * len(devices):
+        graph = few(job, some)
+    of, kind, unit = units.represented_by(sample)
+    many = np.arange(len(devices))[:, None]  # each device is a group, and equals no other
+    return MeanField.of(
+        graph,
+        (of + many * len(some)).ravel(),
+        (kind + many * (kind.max() + 1)).ravel(),
+        np.broadcast_to(unit, (len(devices), len(some))).ravel(),
+        devices=len(devices),
+        servers=servers,
+        in_step=in_step,
+        lead=lead,
+    )
 
 
 def represented(job: Job, graph: OpGraph) -> tuple[str, ...]:
     """Return the note that says how many workers are simulated, if these are a few of many."""
     if not graph.staggered or not (graph.group_count > 1).any():
         return ()
-    alone = int((graph.group_count == 1).sum())
+    devices = len(graph.worker_group) // job.workers
+    alone = int((graph.group_count == 1).sum()) // devices
     but = f", but {alone} of them only themselves" if alone else ", which are equal"
-    if job.unequal and not alone:
+    if (job.unequal or job.cluster.sites or job.cluster.devices_on_nodes) and not alone:
         but = ", as many of each kind as among all"
-    return (f"{graph.n_groups} workers are simulated; they represent all{but}",)
+    return (f"{graph.n_groups // devices} workers are simulated; they represent all{but}",)
 
 
 def _represented(job: Job) -> bool:
@@ -76,10 +111,7 @@ def _represented(job: Job) -> bool:
     return (
         job.options.asynchronous
         and job.start == "staggered"
-        and job.replica is None
-        and not job.islands
-        and not cluster.devices_on_nodes
-        and not cluster.sites
+        and (job.replica is None or job.replica.experts is None)
         and cluster.queue_bytes is None
         and cluster.burst_bytes == 0.0
     )

@@ -30,6 +30,7 @@ from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import Quantities
 from perfmodel.phases.whole import Whole
 from perfmodel.training.workers import (
+    FOLDED,
     Workers,
     add_workers,
     equal,
@@ -87,7 +88,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     """Build the op graph; with ``fold``, of the first worker only, which represents all."""
     options = Options.of(job)
     b = GraphBuilder()
-    workers = add_workers(b, job, first=1 if fold else None)
+    workers = add_workers(b, job, some=FOLDED if fold else None)
     messages = messages_of(job)
     ready = _gradients(b, job, workers, messages)
     apply = _apply(b, job, workers, messages)

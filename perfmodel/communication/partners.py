@@ -10,6 +10,7 @@ from perfmodel.communication.network import Network
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis
 from perfmodel.inputs.job import Job
+from perfmodel.training.devices import Workers
 
 FEWEST = 256
 """Fewest workers that represent many if they exchange models with each other, so that a worker
@@ -22,23 +23,23 @@ def others(workers: int) -> Ids:
     return (index[:, None] + index[None, 1:]) % workers
 
 
-def as_far(job: Job, worker: Ids, candidates: Ids, of: int) -> Ids:
+def as_far(node: Ids, worker: Ids, candidates: Ids, of: int) -> Ids:
     """Return partners, (senders, fewer), that are as often on a worker's own node as among ``of``
-    candidates of a larger job on full nodes, of ``candidates`` (senders, candidates).
+    candidates of a whole job on full nodes, of ``candidates`` (senders, candidates).
 
-    Among few workers more messages would stay inside a node. All are returned if there are no more
-    in the larger job, or if senders have different numbers of candidates on their nodes.
+    Among few workers more messages would stay inside a node. ``node`` (workers,) is that of each of
+    the few. All are returned if there are no more in the job, or if senders have different numbers
+    of candidates on their nodes.
     """
     if of <= candidates.shape[1]:
         return candidates
-    node = np.array([seat.node for seat in job.seats()])
     near = node[candidates] == node[worker][:, None]
     counts = near.sum(axis=1)
     far = candidates.shape[1] - counts[0]
     if far == 0 or (counts != counts[0]).any():
         return candidates
     kept = round(counts[0] * far / max(of - counts[0], 1))
-    beyond = np.where(near, (candidates - worker[:, None]) % job.workers, job.workers)
+    beyond = np.where(near, (candidates - worker[:, None]) % len(node), len(node))
     dropped = beyond.argsort(axis=1, kind="stable")[:, kept : counts[0]]
     stays = np.ones(candidates.shape, np.bool_)
     np.put_along_axis(stays, dropped, False, axis=1)
@@ -48,23 +49,26 @@ def as_far(job: Job, worker: Ids, candidates: Ids, of: int) -> Ids:
 class Partners(msgspec.Struct, frozen=True, eq=False):
     """Workers that independently draw a partner for each iteration.
 
-    ``worker`` (senders,) are worker numbers; ``candidates`` (senders, candidates) the workers that
-    each may draw, all equally likely; ``draw`` (senders,) random streams.
+    ``worker`` (senders,) are their numbers in the graph; ``candidates`` (senders, candidates) those
+    of the workers that each may draw, all equally likely; ``draw`` (senders,) random streams;
+    ``of_job`` (workers,) the number in the job of each worker of the graph.
     """
 
     worker: Ids
     candidates: Ids
     draw: Ids
+    of_job: Ids
 
     @classmethod
-    def add(cls, b: GraphBuilder, worker: Ids, candidates: Ids) -> Partners:
-        """Add partners of workers (senders,) among ``candidates`` (senders, candidates)."""
-        return cls(worker, candidates, b.streams(worker.shape))
+    def add(cls, b: GraphBuilder, workers: Workers, worker: Ids, candidates: Ids) -> Partners:
+        """Add partners of some of the ``workers``, ``worker`` (senders,), among ``candidates``
+        (senders, candidates)."""
+        return cls(worker, candidates, b.streams(worker.shape), workers.of_job)
 
     @property
     def axis(self) -> Axis:
         """Return the names of the drawing workers, for ops of shape (senders, ...)."""
-        return ("worker", [f"worker {worker}" for worker in self.worker])
+        return ("worker", [f"worker {number}" for number in self.of_job[self.worker]])
 
     def send(
         self,
@@ -80,7 +84,8 @@ class Partners(msgspec.Struct, frozen=True, eq=False):
         alone = self.candidates.shape[1] == 1
         near = self.worker if alone else self.worker[:, None]
         far = self.candidates[:, 0] if alone else self.candidates
-        routes = network.between(far, near) if reply else network.between(near, far)
+        ends = self.of_job[near], self.of_job[far]
+        routes = network.between(*(ends[::-1] if reply else ends))
         if alone:
             return b.ops(label, near.shape, bytes=size, group=self.worker, axes=axes, **routes)
         sent = b.ops(label, self.worker.shape, bytes=size, group=self.worker, axes=axes)

@@ -2,139 +2,178 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
-from perfmodel.base.arrays import Ids
+from perfmodel.base.arrays import NONE, Ids
+from perfmodel.communication.fabric import places_of
 from perfmodel.communication.network import homes_of
-from perfmodel.graph.op_graph import Axis, Block, OpGraph
 from perfmodel.inputs.job import Job
 
 
-class Units(NamedTuple):
-    """The workers of a job in units of ``each``: one of its ``nodes``, or two if nodes have an odd
-    number of workers, so that active workers of AD-PSGD stay active. ``kinds`` has the units of
-    each kind, ascending: first those that host servers, last the usual ones, which may be none."""
+class Devices(NamedTuple):
+    """The devices of all workers: a job in which they are the workers, and the ``node`` of each,
+    (workers,), by numbers that all devices have in common."""
 
-    each: int
-    nodes: int
-    kinds: tuple[Ids, ...]
+    job: Job
+    node: Ids
 
     @classmethod
-    def of(cls, job: Job) -> Units | None:
-        """Return the units of a job; None if an unusual node is in one that is not full."""
-        cluster = job.cluster
-        nodes = 1 + cluster.devices_per_node % 2
-        each = nodes * cluster.devices_per_node
-        count = job.workers // each
-        unlike: dict[int, set[object]] = {}
-        hosts: set[int] = set()
-        for straggler in job.stragglers:
-            what = straggler.worker % each, straggler.factor
-            unlike.setdefault(straggler.worker // each, set()).add(what)
-        for one in cluster.overrides:
-            if one.node < cluster.nodes_for(job.workers):
-                what_node = one.node % nodes, one.nic, one.speed
-                unlike.setdefault(one.node // nodes, set()).add(what_node)
-        if cluster.server.placement == "colocated":
-            for server, node in enumerate(homes_of(job, job.options.server_count).tolist()):
-                unlike.setdefault(node // nodes, set()).add(server)
-                hosts.add(node // nodes)
-        if max(unlike, default=0) >= count:
-            return None
-        kinds: dict[frozenset[object], list[int]] = {}
-        for unit in sorted(unlike, key=lambda unit: (unit not in hosts, unit)):
-            kinds.setdefault(frozenset(unlike[unit]), []).append(unit)
-        usual = np.setdiff1d(np.arange(count), np.fromiter(unlike, np.int64))
-        return cls(each, nodes, (*map(np.array, kinds.values()), usual))
+    def of(cls, job: Job) -> Devices:
+        """Return those of a job whose workers are single devices."""
+        return cls(job, places_of(job.cluster, job.workers))
+
+
+class Units(NamedTuple):
+    """The workers of a job in units, of which no two have devices on one node.
+
+    Attributes
+    ----------
+    start : first worker of each unit, and the number of workers, (units + 1,).
+    kinds : the units of each kind, ascending; the most frequent kind is last. Units are of one kind
+        if their workers, nodes and links are alike, and the same servers are on them. If the last
+        unit is like those of the last kind, but has fewer workers, it is of none.
+    alike : number of the kind of each worker, (workers,): those of equal units that are as fast.
+    """
+
+    start: Ids
+    kinds: tuple[Ids, ...]
+    alike: Ids
+
+    @classmethod
+    def of(cls, several: Sequence[Devices]) -> Units:
+        """Return the units of workers that have ``several`` devices each.
+
+        Units have an even number of workers if most of the smallest ones have an odd number, so
+        that every second worker is active in AD-PSGD.
+        """
+        start = _starts(np.array([devices.node for devices in several]))
+        speeds = np.concatenate([_speeds(devices) for devices in several])
+        traits = np.concatenate([_places(several, start), speeds])
+        found: dict[bytes, list[int]] = {}
+        for unit, (begin, end) in enumerate(itertools.pairwise(start)):
+            found.setdefault(traits[:, begin:end].tobytes(), []).append(unit)
+        *rare, usual = sorted(map(np.array, found.values()), key=lambda kind: (len(kind), -kind[0]))
+
+        last, first = len(start) - 2, start[usual[0]]
+        size = start[last + 1] - start[last]
+        cut = size < start[usual[0] + 1] - first and bool(
+            (traits[:, start[last] :] == traits[:, first : first + size]).all()
+        )
+        kinds = [kind for kind in rare if not cut or kind[0] < last]
+        kinds.append(usual)
+        kind_of = np.full(len(start) - 1, len(kinds) - 1)
+        for number, units in enumerate(kinds):
+            kind_of[units] = number
+        columns = np.vstack([np.repeat(kind_of, np.diff(start)), speeds])
+        alike = np.unique(columns, axis=1, return_inverse=True)[1].ravel()
+        return cls(start, tuple(kinds), alike)
 
     @property
-    def number(self) -> int:
-        """Number of full units."""
-        return sum(map(len, self.kinds))
+    def each(self) -> int:
+        """Number of workers of a unit of the most frequent kind."""
+        first = self.kinds[-1][0]
+        return int(self.start[first + 1] - self.start[first])
 
     def sample(self, workers: int, fewest: int) -> Ids:
-        """Return units with so many workers in all, or ``fewest`` usual ones beside the others: of
-        each kind as large a part as of all, one unit at least."""
+        """Return units with about so many workers in all, ascending, or with ``fewest`` usual ones
+        beside the others: of each kind as large a part as of all, two units at least."""
+        number = sum(map(len, self.kinds))
         wanted = max(workers // self.each, 1)
         *rare, usual = self.kinds
-        several = [max(round(wanted * len(kind) / self.number), 1) for kind in rare]
-        rest = max(wanted - sum(several), fewest // self.each, 1)
-        rest = min(rest, max(round(wanted * len(usual) / self.number), fewest // self.each, 1))
-        return np.concatenate(
-            [kind[:some] for kind, some in zip(self.kinds, [*several, rest], strict=True)]
-        )
+        some = [kind[: max(round(wanted * len(kind) / number), 2)] for kind in rare]
+        least = max(fewest // self.each, 2)
+        rest = max(wanted - sum(map(len, some)), least)
+        rest = min(rest, max(round(wanted * len(usual) / number), least))
+        return np.sort(np.concatenate([*some, usual[:rest]]))
 
-    def represented_by(self, sample: Ids, workers: int) -> tuple[Ids, Ids]:
-        """Return the group of the graph of a sample that represents each worker, (workers,), and
-        the kind of each group, (groups,). Workers beyond the last full unit are usual ones."""
-        place = np.zeros(self.number, np.int64)
-        kind_of = np.zeros((len(sample), self.each), np.int64)
-        first = 0
-        for number, kind in enumerate(self.kinds):
-            several = int(np.isin(sample, kind).sum())
-            place[kind] = first + np.arange(len(kind)) * several // max(len(kind), 1)
-            usual = number == len(self.kinds) - 1
-            own = np.zeros(self.each) if usual else np.arange(self.each)
-            kind_of[first : first + several] = number * self.each + own
-            first += several
-        worker = np.arange(workers)
-        rest = self.kinds[-1][-1] if len(self.kinds[-1]) else self.number - 1
-        unit = np.where(worker < self.number * self.each, worker // self.each, rest)
-        group = place[unit] * self.each + worker % self.each
-        return group, np.unique(kind_of, return_inverse=True)[1].ravel()
+    def workers(self, sample: Ids) -> Ids:
+        """Return the workers of some units, ascending."""
+        rows = [np.arange(self.start[unit], self.start[unit + 1]) for unit in sample.tolist()]
+        return np.concatenate(rows)
 
-    def moved(self, job: Job, sample: Ids) -> Job:
-        """Return the job with the nodes of a sample in front."""
-        place = {int(unit): position for position, unit in enumerate(sample)}
-        stragglers = tuple(
-            msgspec.structs.replace(one, worker=place[unit] * self.each + one.worker % self.each)
-            for one in job.stragglers
-            if (unit := one.worker // self.each) in place
-        )
-        overrides = []
-        for one in job.cluster.overrides:
-            if one.node >= job.cluster.nodes_for(job.workers):
-                overrides.append(one)
-            elif (unit := one.node // self.nodes) in place:
-                node = place[unit] * self.nodes + one.node % self.nodes
-                overrides.append(msgspec.structs.replace(one, node=node))
-        cluster = msgspec.structs.replace(job.cluster, overrides=tuple(overrides))
-        return msgspec.structs.replace(job, stragglers=stragglers, cluster=cluster)
+    def represented_by(self, sample: Ids) -> Represented:
+        """Return which workers of a sample of units represent all."""
+        size = np.diff(self.start)
+        unit_of = np.repeat(np.arange(len(size)), size)
+        itself = np.arange(len(size))  # the unit that represents each
+        place = np.where(np.isin(itself, sample), itself, self.kinds[-1][0])
+        for units in self.kinds:
+            there = units[np.isin(units, sample)]
+            place[units] = there[np.arange(len(units)) * len(there) // len(units)]
+        rows = self.workers(sample)
+        same = self.start[place[unit_of]] + np.arange(self.start[-1]) - self.start[unit_of]
+        kind = np.unique(self.alike[rows], return_inverse=True)[1].ravel()
+        return Represented(np.searchsorted(rows, same), kind, unit_of[rows])
 
-    def named(self, graph: OpGraph, sample: Ids) -> OpGraph:
-        """Return the graph of a sample with the names that its workers and nodes have in the
-        job."""
-        if (sample == np.arange(len(sample))).all():
-            return graph
-        known = {
-            f"{label} {position * size + k}": f"{label} {unit * size + k}"
-            for label, size in (("worker", self.each), ("node", self.nodes))
-            for position, unit in enumerate(sample.tolist())
-            for k in range(size)
-        }
 
-        def renamed(axis: Axis, length: int) -> Axis:
-            label, names = axis
-            if label not in ("worker", "node"):
-                return axis
-            names = names or [f"{label} {k}" for k in range(length)]
-            ends = (name.partition(",") for name in names)
-            return label, tuple(known.get(head, head) + comma + rest for head, comma, rest in ends)
+class Represented(NamedTuple):
+    """Which workers of a sample represent all: the place in it ``of`` the one that represents each
+    worker, (workers,); and the number of the ``kind`` and of the ``unit`` of each in the sample,
+    (sample,)."""
 
-        def of(blocks: Sequence[Block]) -> tuple[Block, ...]:
-            return tuple(
-                msgspec.structs.replace(block, axes=tuple(map(renamed, block.axes, block.shape)))
-                for block in blocks
-            )
+    of: Ids
+    kind: Ids
+    unit: Ids
 
-        return msgspec.structs.replace(
-            graph,
-            ops=of(graph.ops),
-            slots=of(graph.slots),
-            links=of(graph.links),
-            probes=of(graph.probes),
-        )
+
+def _starts(node: Ids) -> Ids:
+    """Return the first worker of each unit, and the number of workers, given the nodes of each
+    worker's devices, (devices, workers)."""
+    workers = node.shape[1]
+    first, last = np.full(node.max() + 1, workers), np.full(node.max() + 1, NONE)
+    number = np.broadcast_to(np.arange(workers), node.shape)
+    np.minimum.at(first, node, number)
+    np.maximum.at(last, node, number)
+    used = last != NONE
+    across = np.zeros(workers + 1, np.int64)  # nodes with workers before and from each one on
+    np.add.at(across, first[used] + 1, 1)
+    np.add.at(across, last[used] + 1, -1)
+    start = np.append(np.flatnonzero(np.cumsum(across)[:-1] == 0), workers)
+    if np.bincount(np.diff(start)).argmax() % 2:
+        return np.append(start[:-1][::2], workers)
+    return start
+
+
+def _places(several: Sequence[Devices], start: Ids) -> Ids:
+    """Return where devices are in their unit, (places, workers)."""
+    unit = np.repeat(start[:-1], np.diff(start))
+    base = several[0].node[unit]
+    rows: list[Ids] = []
+    for job, node in several:
+        own, number = places_of(job.cluster, job.workers), np.arange(job.workers)
+        rows += [node - base, own - own[unit], number - np.searchsorted(own, own)]
+    return np.array(rows)
+
+
+def _speeds(devices: Devices) -> Ids:
+    """Return what makes devices and their links fast, and the servers on their nodes, (speeds,
+    workers)."""
+    job, cluster = devices.job, devices.job.cluster
+    own = places_of(cluster, job.workers)
+    count = np.bincount(own)
+    slowed = np.ones(job.workers)
+    for straggler in job.stragglers:
+        slowed[straggler.worker] = straggler.factor
+    features: dict[int, list[object]] = {}
+    for one in cluster.overrides:
+        if one.node < len(count):
+            features.setdefault(one.node, []).append((one.nic, one.speed))
+    if cluster.server.placement == "colocated":
+        for server, node in enumerate(homes_of(job, job.options.server_count).tolist()):
+            features.setdefault(node, []).append(server)
+    if cluster.sites:
+        for node, site in enumerate(cluster.sites_of(len(count), job.workers).tolist()):
+            features.setdefault(node, []).append(f"site {site}")
+    numbers: dict[object, int] = {}
+    unlike = np.zeros(len(count), np.int64)
+    for node, those in features.items():
+        unlike[node] = numbers.setdefault(tuple(those), len(numbers) + 1)
+    beside = [
+        np.array([slowdown(many) for many in range(int(count.max()) + 1)])[count[own]]
+        for slowdown in (cluster.neighbour_slowdown, cluster.loading_slowdown)
+    ]
+    return np.stack([unlike[own], *(times.view(np.int64) for times in (slowed, *beside))])

@@ -42,7 +42,7 @@ def of_all(field: MeanField, link: Floats, slot: Floats, few: Measures) -> Measu
     """
     rates = few.iterations_per_s
     own = field.mean(rates)
-    all_of_them, some = field.workers * own, max(float(rates.sum()), 1e-300)
+    all_of_them, some = field.workers * own, max(float(rates.sum()) / field.devices, 1e-300)
     more = (all_of_them - own) / max(some - own, 1e-300)
     seen = np.rint(np.arange(len(few.staleness)) * more).astype(np.int64)
     return msgspec.structs.replace(

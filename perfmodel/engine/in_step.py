@@ -1,4 +1,5 @@
-"""Simulates many workers of which none may be far ahead of the slowest by a few."""
+"""Simulates many workers that go on together by a few: if none may be far ahead of the slowest, or
+if the devices of a worker use servers one after the other."""
 
 from __future__ import annotations
 
@@ -33,39 +34,33 @@ do so."""
 
 ERROR_OF_ONE = 0.75
 """Error of the throughput of workers in step if a shared resource is full, times the workers that
-were simulated; if it is less busy, in proportion to the square (decision 0102)."""
+were simulated; if it is less busy, in proportion to the square (decision 0102). With several
+devices, so many times as much unless it is full all the time (decision 0103)."""
+
+FULL = 0.995
+"""Utilisation from which a resource is full all the time."""
 
 
 def simulate_in_step(
     field: MeanField,
-    lead: int,
     seed: int,
     rel_ci: float,
     progress: Progress | None,
     *,
     compiled: bool | None,
 ) -> Measures:
-    """Run the graph of a mean field whose workers may be ``lead`` iterations ahead of the slowest,
-    and measure all workers.
+    """Run the graph of a mean field whose workers go on together, and measure all workers.
 
-    They go on together, and what they do at the same time would not be seen if those that the graph
-    lacks were there evenly. So what they share is there in proportion to the workers of the graph.
-    The slowest of all is slower than that of a few: by how much is known of workers that wait for
-    nothing else (:func:`perfmodel.engine.bounded_lead.bounded_lead_s`).
+    What they do at the same time would not be seen if those that the graph lacks were there evenly.
+    So what they share is there in proportion to the workers of the graph.
     """
     graph = field.graph
     few = _long_runs(field.in_proportion(), seed, rel_ci, progress, compiled)
-    iteration_s = 1.0 / field.by_kind(few.iterations_per_s)
-    varying_s = few.busy_fraction * iteration_s
-    fixed_s = np.maximum((1.0 - few.wait_fraction[:, BOUND]) * iteration_s - varying_s, 0.0)
-    factors = factors_of(graph)
-
-    def pace_s(group: Ids) -> float:
-        return bounded_lead_s(varying_s[group], fixed_s[group], factors, lead, seed)
-
-    busiest = float(shared_parts(field, few).max(initial=0.0))
-    fewer = ERROR_OF_ONE / graph.n_groups * busiest**2
-    times = min(pace_s(np.arange(graph.n_groups)) / pace_s(graph.worker_group), 1.0)
+    lacking = 1.0 - graph.n_groups / len(graph.worker_group)
+    devices, busiest = field.devices, float(shared_parts(field, few).max(initial=0.0))
+    share = busiest**2 if devices == 1 else devices * float(busiest < FULL)
+    fewer = lacking * ERROR_OF_ONE * devices / graph.n_groups * share
+    times = 1.0 if field.lead is None else _slower(field, field.lead, few, seed)
     waits = few.wait_fraction * times
     waits[:, BOUND] += 1.0 - times
     few = msgspec.structs.replace(
@@ -78,6 +73,29 @@ def simulate_in_step(
         ci_fraction=few.ci_fraction + SLOPE_ERROR * (1.0 - times) + fewer,
     )
     return of_all(field, np.ones(len(graph.link_place)), np.ones(len(graph.slot_place)), few)
+
+
+def _slower(field: MeanField, lead: int, few: Measures, seed: int) -> float:
+    """Return how much slower all workers are than the few that were simulated, if none may be more
+    than ``lead`` iterations ahead of the slowest.
+
+    It is known of workers that wait for nothing else
+    (:func:`perfmodel.engine.bounded_lead.bounded_lead_s`). Of the devices of a worker, the busiest
+    ones are taken.
+    """
+    graph = field.graph
+    iteration_s = 1.0 / field.by_kind(few.iterations_per_s)
+    varying_s = few.busy_fraction * iteration_s
+    fixed_s = np.maximum((1.0 - few.wait_fraction[:, BOUND]) * iteration_s - varying_s, 0.0)
+    factors = factors_of(graph)
+    groups = np.arange(graph.n_groups).reshape(field.devices, -1)
+    device = int(varying_s[groups].mean(axis=1).argmax())
+
+    def pace_s(group: Ids) -> float:
+        return bounded_lead_s(varying_s[group], fixed_s[group], factors, lead, seed)
+
+    of_all = graph.worker_group.reshape(field.devices, -1)[device]
+    return min(pace_s(groups[device]) / pace_s(of_all), 1.0)
 
 
 def _long_runs(

@@ -43,15 +43,14 @@ def simulate_mean_field(
     The workers that the graph lacks make as many iterations as those in it. Short runs find that
     rate, a long one measures.
 
-    If none may be more than a ``lead`` ahead of the slowest, see
-    :func:`perfmodel.engine.in_step.simulate_in_step`.
+    If they go on in step, see :func:`perfmodel.engine.in_step.simulate_in_step`.
 
     Raises
     ------
     InputError, DeadlockError : see :func:`perfmodel.engine.simulation.simulate`.
     """
-    if field.lead is not None:
-        return simulate_in_step(field, field.lead, seed, rel_ci, progress, compiled=compiled)
+    if field.in_step:
+        return simulate_in_step(field, seed, rel_ci, progress, compiled=compiled)
     if not field.shared:
         return simulate(field.graph, seed=seed, rel_ci=rel_ci, progress=progress, compiled=compiled)
     alone = 1.0 / np.maximum(_alone_s(field.graph), NO_TIME)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,13 +11,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.base.arrays import NONE, Floats, Ids
-from perfmodel.base.errors import InputError, TooLargeError
+from perfmodel.base.errors import InputError
 from perfmodel.graph.checks import check
 from perfmodel.graph.columns import distinct_rows, offsets
+from perfmodel.graph.limits import check_size
 from perfmodel.graph.op_graph import (
     CAUSES,
     KINDS,
-    MOST,
     SPENT,
     TYPES,
     Axis,
@@ -29,18 +27,6 @@ from perfmodel.graph.op_graph import (
     OpGraph,
 )
 from perfmodel.graph.rules import Activity, Batch, Choice, Every, Mailbox, Quantum, Quorum, Rule
-
-_most_ops: ContextVar[int] = ContextVar("most ops of a graph", default=MOST)
-
-
-@contextmanager
-def bounded(most: int) -> Iterator[None]:
-    """Make builders reject graphs of more than ``most`` ops as early as possible."""
-    token = _most_ops.set(most)
-    try:
-        yield
-    finally:
-        _most_ops.reset(token)
 
 
 class GraphBuilder:
@@ -55,6 +41,12 @@ class GraphBuilder:
         self._tables: list[Floats] = []
         self._rules: list[Rule] = []
         self._logged: list[Logged] = []
+        self._names: dict[str, Sequence[str]] = {}
+
+    def name(self, axis: str, names: Sequence[str]) -> None:
+        """Give the names along an axis of all blocks that follow and have none of their own, if
+        they are as long."""
+        self._names[axis] = names
 
     def slots(
         self,
@@ -476,13 +468,14 @@ class GraphBuilder:
     ) -> Ids:
         first = self._count[kind]
         size = math.prod(shape)
-        most = min(MOST, _most_ops.get()) if kind == "op" else MOST
-        if first + size > most:
-            raise TooLargeError(
-                f"the job is too large to simulate: {first + size} {kind}s with {label!r}, "
-                f"the limit is {most}"
-            )
+        check_size(kind, label, first + size)
         self._count[kind] = first + size
+        if self._names and axes:
+            known = (self._names.get(axis, ()) for axis, _ in axes)
+            axes = tuple(
+                (axis, given if own is None and len(given) == length else own)
+                for (axis, own), given, length in zip(axes, known, shape, strict=True)
+            )
         self._blocks[kind].append(Block(label, first, shape, axes, part))
         return np.arange(first, first + size, dtype=np.int64).reshape(shape)
 

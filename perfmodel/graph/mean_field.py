@@ -12,6 +12,9 @@ from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.work import work_of
 
+LEAST_WORK_S = 1e-300
+"""Replaces zero in divisors."""
+
 LEAST_LEFT = 1e-6
 """Smallest part of a shared resource that is left for the workers of the graph."""
 
@@ -32,42 +35,55 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
     link_s : time of each link that an iteration of a group takes, (groups, links): 0 for links that
         workers do not meet at.
     slot_s : the same for slots, (groups, slots).
-    lead : if workers go on in step, how many iterations they may be ahead of the slowest.
+    devices : of each worker, each of which is a group.
+    in_step : whether workers go on together.
+    lead : how many iterations workers may be ahead of the slowest; None without a bound.
     """
 
     graph: OpGraph
     kind: Ids
     link_s: Floats
     slot_s: Floats
+    devices: int = 1
+    in_step: bool = False
     lead: int | None = None
 
     @classmethod
     def of(
-        cls, graph: OpGraph, worker_group: Ids, kind: Ids, places: Ids, lead: int | None = None
+        cls,
+        graph: OpGraph,
+        worker_group: Ids,
+        kind: Ids,
+        unit: Ids,
+        *,
+        devices: int = 1,
+        servers: bool = True,
+        in_step: bool = False,
+        lead: int | None = None,
     ) -> MeanField:
         """Return the mean field of workers that groups of the graph represent, ``worker_group``
-        (workers,), which meet at the links and slots of these ``places``, and at links without a
-        place; nowhere if there are none. Workers of ``places`` represent themselves only."""
+        (devices x workers,). Groups of different ``unit`` (groups,) meet at all links and slots
+        that they have in common or, without ``servers``, at those of no node."""
         groups = graph.n_groups
         count = np.bincount(worker_group, minlength=groups)
         graph = msgspec.structs.replace(graph, group_count=count, worker_group=worker_group)
         op, resource, seconds = work_of(graph)
         slots, links = len(graph.slot_capacity), len(graph.link_capacity_bytes_per_s)
         own = np.flatnonzero(graph.op_group[op] >= 0)
-        at = graph.op_group[op[own]].astype(np.int64) * (slots + links) + resource[own]
-        spent_s = graph.activity[op[own]] * seconds[own]
+        group, resource = graph.op_group[op[own]].astype(np.int64), resource[own]
         each_s = np.zeros((groups, slots + links))
-        np.add.at(each_s.reshape(-1), at, spent_s)
-        slot_s, link_s = each_s[:, :slots], each_s[:, slots:]
-        there = np.append(places, NONE) if len(places) else places
-        link_s[:, ~np.isin(graph.link_place, there)] = 0.0
-        slot_s[:, ~np.isin(graph.slot_place, places)] = 0.0
-        return cls(graph, kind, link_s, slot_s, lead)
+        np.add.at(each_s, (group, resource), graph.activity[op[own]] * seconds[own])
+        pairs = np.unique(resource * (unit.max() + 1) + unit[group])
+        met = np.bincount(pairs // (unit.max() + 1), minlength=slots + links) > 1
+        if not servers:
+            met &= np.concatenate([graph.slot_place, graph.link_place]) == NONE
+        each_s[:, ~met] = 0.0
+        return cls(graph, kind, each_s[:, slots:], each_s[:, :slots], devices, in_step, lead)
 
     @property
     def workers(self) -> int:
         """Number of workers."""
-        return len(self.graph.worker_group)
+        return len(self.graph.worker_group) // self.devices
 
     @property
     def shared(self) -> bool:
@@ -107,16 +123,17 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
         return self._with(*self.left(rates))
 
     def in_proportion(self) -> OpGraph:
-        """Return the graph while of each shared resource there is as large a part as of the
-        workers.
+        """Return the graph while of each shared resource there is as large a part as of the work
+        that workers have for it.
 
         What workers do at the same time then takes as long as among all of them, but a single
         message takes longer (Psounis, Pan, Prabhakar, Wischik, "The scaling hypothesis", ACM
         SIGCOMM CCR 33(1), 2003, scale links down with the traffic that a simulation has).
         """
-        part = self.graph.n_groups / self.workers
-        shares = (np.where(spent.any(axis=0), part, 1.0) for spent in (self.link_s, self.slot_s))
-        return self._with(*shares)
+        count = self.graph.group_count
+        of_all = [np.maximum(count @ spent, LEAST_WORK_S) for spent in (self.link_s, self.slot_s)]
+        link, slot = self.link_s.sum(axis=0) / of_all[0], self.slot_s.sum(axis=0) / of_all[1]
+        return self._with(np.where(link > 0.0, link, 1.0), np.where(slot > 0.0, slot, 1.0))
 
     def _with(self, link: Floats, slot: Floats) -> OpGraph:
         """Return the graph with these parts of each link and slot, (links,) and (slots,)."""

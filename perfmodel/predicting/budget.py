@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.base.errors import InputError, TooLargeError
-from perfmodel.graph.builder import bounded
+from perfmodel.graph.limits import bounded
 from perfmodel.graph.op_graph import MANY_GROUPS, MOST, OpGraph
 from perfmodel.graph.rules import Choice, Quantum
 from perfmodel.inputs.job import Job

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from perfmodel.architectures.base import architecture_of
-from perfmodel.architectures.mean_field import mean_field_of, represented
+from perfmodel.architectures.mean_field import has_many, mean_field_of, represented
 from perfmodel.base.arrays import Floats
 from perfmodel.engine.measures import Measures
 from perfmodel.engine.simulation import first_iterations, run_spread, simulate
@@ -144,18 +144,22 @@ def _long_run(
     job: Job, rel_ci: float, max_ops: float, progress: Progress | None, *, whole: bool
 ) -> tuple[OpGraph, Measures]:
     """Return the graph of a job, of a few of its workers if many are equal, and its measures."""
-    many = job.workers >= MANY_GROUPS and job.replica is None and not alike(job)
-    few = architecture_of(job).few if many and not whole else None
+    few = architecture_of(job).few if has_many(job) and not whole else None
     if few is None:
         graph = build_graph(job, fold=True, max_ops=max_ops)
     else:
         from perfmodel.engine.mean_field import simulate_mean_field
 
-        field = mean_field_of(job)
+        several = None
+        if job.replica is not None:
+            from perfmodel.predicting import replicas
+
+            few, several = replicas.build, replicas.devices_of
+        field = mean_field_of(job, few, several)
         if field is not None:
             graph = budget.checked(job, field.graph, max_ops)
             return graph, simulate_mean_field(field, job.seed, rel_ci, progress)
-        graph = budget.built(job, lambda some: few(some, some.workers), max_ops)
+        graph = budget.built(job, lambda one: few(one, np.arange(one.workers)), max_ops)
     return graph, simulate(graph, seed=job.seed, rel_ci=rel_ci, progress=progress)
 
 

@@ -19,8 +19,9 @@ from perfmodel.architectures.base import architecture_of
 from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.base.errors import InputError
 from perfmodel.base.same import Same
-from perfmodel.communication.fabric import Fabric
+from perfmodel.communication.fabric import Fabric, places_of
 from perfmodel.communication.network import Network
+from perfmodel.communication.units import Devices
 from perfmodel.graph.joining import JoiningBuilder
 from perfmodel.graph.op_graph import Axis, OpGraph
 from perfmodel.inputs.cluster import Cluster
@@ -199,22 +200,30 @@ def whole_fabric(job: Job) -> Fabric:
     return Fabric.of(of_groups(job.cluster, job.counted_as_one), devices)
 
 
-def build(job: Job, *, fold: bool = False) -> OpGraph:
-    """Build the graph of a job with replicas; with ``fold``, of the first replica only, which
-    represents all, if its stages allow it."""
+def devices_of(job: Job) -> list[Devices]:
+    """Return the devices of all replicas, rank by rank."""
+    jobs = [(one.job, one.seats.node) for one in stage_jobs(job)]
+    return [Devices(one, node[places_of(one.cluster, one.workers)]) for one, node in jobs]
+
+
+def build(job: Job, some: Ids | None = None, *, fold: bool = False) -> OpGraph:
+    """Build the graph of a job with replicas, or with ``some`` of them, (replicas,); with ``fold``,
+    of the first replica only, which represents all, if its stages allow it."""
     jobs = stage_jobs(job)
     whole = of_groups(job.cluster, job.counted_as_one)
     paths = paths_of(replica_of(job), job.workload.accumulation)
     late = delays(job)
     at = rank_positions(jobs)
+    names = names_of(at, job.context_workers)
     pairs = _pairs(paths) + tied_pairs(jobs)
-    loads = _loads(whole_fabric(job), at, pairs) if len(at) == len(jobs) else None
-    fold = fold and loads is not None and whole.core_oversubscription is None
-    graphs = _graphs(jobs, fold=fold)
+    loads = _loads(whole_fabric(job), at, pairs) if fold and len(at) == len(jobs) else None
+    fold = loads is not None and whole.core_oversubscription is None
+    graphs = _graphs(jobs, some, fold=fold)
     workers = job.workers * job.context_workers
-    folded = any(len(graph.group_mark) < workers for graph in graphs)
+    folded = fold and any(len(graph.group_mark) < workers for graph in graphs)
     if folded and any(len(graph.group_mark) == workers for graph in graphs):
-        graphs, folded = _graphs(jobs, fold=False), False
+        graphs, folded = _graphs(jobs, None, fold=False), False
+    at = at if some is None else at[:, some]
     b = JoiningBuilder()
     devices = msgspec.structs.replace(
         job,
@@ -224,7 +233,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         options=Options(),  # numbers of workers that these allow are numbers of replicas
         stragglers=(),
     )
-    network = Network(b, devices, names=names_of(at, job.context_workers))
+    network = Network(b, devices, names=names)
     keys = keys_of_fabric(network.fabric)
     used = network.ids(np.arange(len(keys)))
     b.share(
@@ -235,8 +244,8 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     for graph, one in zip(graphs, jobs, strict=True):
         key = functools.partial(key_of, one.seats, network.fabric)
         name = f"stage {' and '.join(map(str, one.ranks))}"
-        folded_here = len(graph.group_mark) < one.workers.size
-        index = np.zeros((1, 1), np.int64) if folded_here else one.workers
+        index = one.workers if some is None else np.arange(len(some))[None]
+        index = np.zeros((1, 1), np.int64) if folded else index
         groups = np.empty(index.size, np.int64)  # among those of all: first those of rank 0
         groups[index] = one.ranks[:, None] * index.shape[1] + np.arange(index.shape[1])
         by = b.add(_later(graph, late[one.ranks[0]]), name, key, groups)
@@ -346,12 +355,15 @@ def _loads(
     }
 
 
-def _graphs(jobs: list[StageJob], *, fold: bool) -> list[OpGraph]:
-    """Build the graph of each stage; folded if its architecture can."""
+def _graphs(jobs: list[StageJob], some: Ids | None, *, fold: bool) -> list[OpGraph]:
+    """Build the graph of each stage, of ``some`` of its workers; folded if its architecture can."""
     graphs = []
     for job, *_ in jobs:
-        architecture = architecture_of(job)
-        graph = architecture.fold(job) if fold and architecture.fold is not None else None
+        architecture, graph = architecture_of(job), None
+        if some is not None and architecture.few is not None:
+            graph = architecture.few(job, some)
+        elif fold and architecture.fold is not None:
+            graph = architecture.fold(job)
         graphs.append(architecture.build(job) if graph is None else graph)
     return graphs
 

@@ -123,7 +123,8 @@ class Workers(msgspec.Struct, frozen=True, eq=False):
     of their computation; ``slowdown`` (workers,) each worker's compute time relative to the
     profile; ``returns`` (workers, chunks), in pipelines, the ops that end the last backward pass of
     each chunk; ``axes`` names the pass of an update, if there are several; ``rows`` (workers,) are
-    their numbers if they are some of the job's."""
+    their numbers in the graph if they are some of its workers, and ``numbers`` (workers,) those in
+    the job if the graph has some of the job's."""
 
     node: Ids
     device: Ids
@@ -138,11 +139,17 @@ class Workers(msgspec.Struct, frozen=True, eq=False):
     returns: Ids | None = None
     axes: tuple[Axis, ...] = ()
     rows: Ids | None = None
+    numbers: Ids | None = None
 
     @property
     def index(self) -> Ids:
-        """The workers' numbers, (workers,): 0 to workers - 1 if these are all."""
+        """The workers' numbers in the graph, (workers,): 0 to workers - 1 if these are all."""
         return np.arange(len(self.node)) if self.rows is None else self.rows
+
+    @property
+    def of_job(self) -> Ids:
+        """The workers' numbers in the job, (workers,)."""
+        return self.index if self.numbers is None else self.numbers[self.index]
 
     def compute(
         self,

@@ -370,7 +370,7 @@ class _Stage:
         first = np.array([cluster.first_worker(one) for one in nodes.tolist()])
         queued = cluster.send_queue_s * np.array(rates)
         self._queue_bytes = np.maximum(queued, cluster.send_queue_bytes)[node]
-        nic = node * each + (self.workers.index - first[node]) % each
+        nic = node * each + (self.workers.of_job - first[node]) % each
         links = [
             self.b.links(label, np.repeat(rates, each), place=np.repeat(nodes, each))[nic]
             for label in ("link out of", "link into")

@@ -16,6 +16,9 @@ from perfmodel.inputs.offload import COPY_BYTES_PER_S, Offload
 from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 from perfmodel.training.devices import CORES as CORES, Noise, Processors, Workers as Workers
 
+FOLDED: Ids = np.zeros(1, np.int64)
+"""The worker of a folded graph, which represents all: the first."""
+
 PREFETCH = 2
 """Batches that the data loader may be ahead (default of PyTorch's DataLoader, per process)."""
 
@@ -86,11 +89,11 @@ def add_workers(
     b: GraphBuilder,
     job: Job,
     *,
-    first: int | None = None,
+    some: Ids | None = None,
     nodes: int | None = None,
     layers: bool = True,
 ) -> Workers:
-    """Add the data loading, forward and backward pass of every worker, or of the ``first`` few.
+    """Add the data loading, forward and backward pass of every worker, or of ``some`` (workers,).
 
     All passes of an update but the last are part of the forward pass. ``nodes`` is the number of
     nodes with cores in use; by default those of the workers. Without ``layers`` a pass is a single
@@ -99,7 +102,7 @@ def add_workers(
     work = expanded(job.device_work)
     if not layers and like_one_layer(job):
         work = in_blocks(work, 1)
-    workers = _placed(b, job, work, first, nodes)
+    workers = _placed(b, job, work, some, nodes)
     if job.stage is not None:
         from perfmodel.training.stages import add_stage
 
@@ -136,7 +139,7 @@ def in_blocks(workload: Workload, count: int) -> Workload:
 
 
 def add_passes(
-    b: GraphBuilder, job: Job, reduced: Sequence[bool], *, first: int | None = None
+    b: GraphBuilder, job: Job, reduced: Sequence[bool], *, some: Ids | None = None
 ) -> list[Workers]:
     """Add each pass of an update as a forward and a backward pass, one after the other.
 
@@ -144,9 +147,9 @@ def add_passes(
     single one, the earlier passes are part of its forward pass, as in :func:`add_workers`.
     """
     if len(reduced) == 1:
-        return [add_workers(b, job, first=first)]
+        return [add_workers(b, job, some=some)]
     works = {handed: expanded(job.pass_work(reduced=handed)) for handed in set(reduced)}
-    plain = _placed(b, job, works[reduced[-1]], first, None)
+    plain = _placed(b, job, works[reduced[-1]], some, None)
     if job.stage is not None:
         from perfmodel.training.stages import add_stage
 
@@ -162,11 +165,13 @@ def add_passes(
 
 
 def _placed(
-    b: GraphBuilder, job: Job, workload: Workload, first: int | None, nodes: int | None
+    b: GraphBuilder, job: Job, workload: Workload, some: Ids | None, nodes: int | None
 ) -> Workers:
-    """Return every worker, or the ``first`` few, on its node and without ops yet."""
-    n = job.workers if first is None else first
-    index, seats = np.arange(n), job.seats(range(n))
+    """Return every worker, or ``some`` (workers,), on its node and without ops yet."""
+    numbers = np.arange(job.workers) if some is None else some
+    n, index, seats = len(numbers), np.arange(len(numbers)), job.seats(numbers.tolist())
+    if some is not None:
+        b.name("worker", [f"worker {number}" for number in numbers])
     node = np.array([seat.node for seat in seats])
     names = tuple(layer.name for layer in workload.layers)
     device = b.slots("device of", (n,), place=node, axes=(("worker", None),))
@@ -180,6 +185,7 @@ def _placed(
         processors=Processors(b, job.cluster, int(node.max()) + 1 if nodes is None else nodes),
         threads=job.cluster.worker_threads or 1,
         layer_names=names,
+        numbers=some,
     )
 
 
@@ -214,11 +220,12 @@ def _add_loading(b: GraphBuilder, job: Job, workers: Workers) -> Workers:
     if job.workload.data_loading_s == 0.0:
         return workers
     forward, n = workers.forward, len(workers.node)
+    seats = job.seats(workers.of_job.tolist())
     loader = b.slots("data loader of", (n,), place=workers.node, axes=(("worker", None),))
     load = b.ops(
         "load data",
         (n,),
-        seconds=job.workload.data_loading_s * np.array([s.loading for s in job.seats(range(n))]),
+        seconds=job.workload.data_loading_s * np.array([s.loading for s in seats]),
         slot=loader,
         group=workers.index,
         cause="data",
@@ -226,7 +233,7 @@ def _add_loading(b: GraphBuilder, job: Job, workers: Workers) -> Workers:
     )
     b.edge(load, forward[:, 0])
     b.edge(forward[:, 0], load, lag=PREFETCH)
-    b.stagger(load, stagger_s(job)[:n])
+    b.stagger(load, stagger_s(job)[workers.of_job])
     return msgspec.structs.replace(workers, loading=load)
 
 
@@ -329,7 +336,7 @@ def add_begin(
     begin = b.ops("begin", (n,), group=workers.index, cause="straggler", axes=axes)
     b.edge(optimizer, begin, lag=1)
     b.edge(begin, workers.forward[:, 0])
-    within_s = stagger_s(job)[:n]
+    within_s = stagger_s(job)[workers.of_job]
     without_s = workers.slowdown * job.workload.compute_s
     b.stagger(begin, within_s + np.where(within_s > 0.0, (period - 1) * without_s, 0.0))
     return begin

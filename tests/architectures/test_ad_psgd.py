@@ -136,7 +136,7 @@ def test_bytes_over_every_link(workers: int, passive: str) -> None:
 def models_are(graph: OpGraph, workers: int, passive: str, models: float) -> None:
     """Check the models sent each way per iteration of an active worker, by link utilisation."""
     found = simulate(graph, rel_ci=0.02)
-    active, answering = sides(workers, Options(passive=passive))  # type: ignore[arg-type]
+    active, answering = sides(np.arange(workers), Options(passive=passive))  # type: ignore[arg-type]
     out, into = found.link_utilisation[:workers], found.link_utilisation[workers:]
     expected = models * MODEL_BYTES * found.iterations_per_s[active]
     for moved in (out, into):
@@ -182,9 +182,9 @@ def test_workers_start_at_random_times() -> None:
 
 
 def test_active_and_passive_workers() -> None:
-    active, passive = sides(4, Options())
+    active, passive = sides(np.arange(4), Options())
     assert (active.tolist(), passive.tolist()) == ([0, 2], [1, 3])
-    active, passive = sides(1, Options(passive="even"))
+    active, passive = sides(np.arange(1), Options(passive="even"))
     assert (active.tolist(), passive.tolist()) == ([], [0])
 
 

@@ -198,8 +198,8 @@ def test_a_plan_prints_what_its_first_candidate_assumes() -> None:
 
 # -- jobs that are too large to simulate ---------------------------------------------------------
 
-TOO_LARGE = (  # the slow worker is the last of an odd number
-    "predict --model alexnet --arch ps --sync asp --workers 9999 --servers 80 --straggler 9998:1.5"
+TOO_LARGE = (
+    "predict --model alexnet --arch ps --sync asp --workers 9999 --servers 80 --max-ops 100_000"
 )
 
 
@@ -211,7 +211,7 @@ def test_a_job_that_is_too_large_to_simulate_is_answered_by_formulas() -> None:
     assert "ps asp with many workers" in band
     assert "% interval " in answer[1]
     note = next(line for line in answer if line.startswith("note: coarse, as simulating ps with"))
-    assert "above the limit of --max-ops 50 million" in note
+    assert "above the limit of --max-ops 100000" in note
 
 
 @pytest.mark.parametrize("more", ["--fidelity fine", "--iterations 5", "--trace /tmp/trace.json"])

@@ -77,7 +77,7 @@ def test_progress_counts_models_that_are_sent_at_random() -> None:
 def test_whole_models_do_not_depend_on_layers(module: Any) -> None:
     """A pass of one op takes as long as one of an op for each layer: runs are the same."""
     job = gossip(module.ARCHITECTURE.name, workers=5)
-    both = [module.build(job), module.build(job, of=5)]
+    both = [module.build(job), module.build(job, np.arange(5))]
     assert both[1].n_ops == both[0].n_ops - 2 * 5
     times = []
     for graph in both:
@@ -95,4 +95,4 @@ def test_layers_that_vary_on_their_own_stay() -> None:
         arch="gosgd",
         jitter="0.1:op",
     )
-    assert gosgd.build(job, of=3).n_ops == gosgd.build(job).n_ops
+    assert gosgd.build(job, np.arange(3)).n_ops == gosgd.build(job).n_ops

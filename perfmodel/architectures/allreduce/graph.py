@@ -30,6 +30,7 @@ from perfmodel.inputs.job import Job
 from perfmodel.inputs.workload import expanded
 from perfmodel.theory import collective_times
 from perfmodel.training.workers import (
+    FOLDED,
     Workers,
     add_optimizer,
     add_passes,
@@ -133,7 +134,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     b = GraphBuilder()
     alone = job.workers == 1
     reduced = [True] * (1 if alone else job.reductions)
-    passes = add_passes(b, job, reduced, first=1 if fold else None)
+    passes = add_passes(b, job, reduced, some=FOLDED if fold else None)
     workers = passes[0]
     messages = messages_of(job)
     finish = _by_layer if options.cross_barrier and not alone else _at_once

@@ -21,6 +21,7 @@ from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import Axis, OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.training.workers import (
+    FOLDED,
     Workers,
     add_optimizer,
     add_workers,
@@ -40,7 +41,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     options = Options.of(job)
     home = homes_of(job, 1) if options.by_server else np.zeros(0, np.int64)
     workers = add_workers(
-        b, job, first=1 if fold else None, nodes=len(node_names(job, home)) or None
+        b, job, some=FOLDED if fold else None, nodes=len(node_names(job, home)) or None
     )
     optimizer = add_optimizer(b, job, workers).last
     if job.workers > 1:

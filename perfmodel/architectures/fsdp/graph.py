@@ -19,6 +19,7 @@ from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import COPYING, HOST, Axis, OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.training.workers import (
+    FOLDED,
     Update,
     Workers,
     add_optimizer,
@@ -34,7 +35,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
     """Build the op graph; with ``fold``, of the first worker only, which represents all."""
     b = GraphBuilder()
     reduced = [one.reduced for one in order.passes_of(job)] if job.workers > 1 else [True]
-    passes = add_passes(b, job, reduced, first=1 if fold else None)
+    passes = add_passes(b, job, reduced, some=FOLDED if fold else None)
     workers = passes[0]
     shards = int(Options.of(job).shards(job.workers))
     update = add_optimizer(b, job, passes[-1], workers, shards)

@@ -25,7 +25,8 @@ from perfmodel.training.workers import add_workers, log_steps, stagger_s, steady
 class Pushers(msgspec.Struct, frozen=True, eq=False):
     """The workers that talk to the servers: all of them, or the first of each node for its node.
 
-    ``worker`` (pushers,) are worker numbers; ``of`` (workers,) is the pusher of each worker.
+    ``worker`` (pushers,) are their numbers in the graph; ``of`` (workers,) is the pusher of each
+    worker.
     """
 
     worker: Ids
@@ -37,23 +38,23 @@ class Pushers(msgspec.Struct, frozen=True, eq=False):
         return np.flatnonzero(self.worker[self.of] != np.arange(len(self.of)))
 
 
-def build(job: Job, first: int | None = None) -> OpGraph:
+def build(job: Job, some: Ids | None = None) -> OpGraph:
     """Build the op graph: forward, backward, push, update and pull of each worker's slices.
 
-    ``first`` is the number of workers that the graph has; None for all.
+    ``some`` (workers,) are the workers that the graph has; None for all.
     """
-    return _Builder(job, first).graph()
+    return _Builder(job, some).graph()
 
 
 class _Builder:
     """Builds the parts of a parameter server's graph, most of shape (pushers, slices)."""
 
-    def __init__(self, job: Job, first: int | None) -> None:
+    def __init__(self, job: Job, some: Ids | None) -> None:
         self.job, self.options = job, Options.of(job)
         b = self.b = GraphBuilder()
         self.home = homes_of(job, self.options.servers)
         names = node_names(job, self.home)
-        self.workers = add_workers(b, job, first=first, nodes=len(names))
+        self.workers = add_workers(b, job, some=some, nodes=len(names))
         colocated = job.cluster.server.placement == "colocated"
         self.on_workers_cores = colocated and self.workers.processors.shared
         of, talking = self.workers.index, self.workers.index
@@ -66,6 +67,7 @@ class _Builder:
         self.names = tuple(self.workers.layer_names[i] for i in self.slices.layer)
         self.shape = (len(self.pushers.worker), len(self.slices.bytes))
         self.group = self.pushers.worker[:, None]
+        self.pusher = self.workers.of_job[self.group]
         self.axes = (("worker", None), ("slice", self.names))
 
     def graph(self) -> OpGraph:
@@ -81,10 +83,9 @@ class _Builder:
         self._steps(push, arrived)
         fresh = self._replies(update, pull)
         if options.duplex:
-            b.stagger(workers.forward[:, 0], stagger_s(self.job)[workers.index])
+            b.stagger(workers.forward[:, 0], stagger_s(self.job)[workers.of_job])
         else:
-            within_s = stagger_s(self.job)[self.pushers.worker]
-            b.stagger(pull, np.broadcast_to(within_s[:, None], pull.shape))
+            b.stagger(pull, np.broadcast_to(stagger_s(self.job)[self.pusher], pull.shape))
         self._probes(push, update, pull, fresh)
         self._log(update, pull, fresh)
         return b.build(device=workers.device, mark=workers.backward[:, 0])
@@ -125,8 +126,9 @@ class _Builder:
 
     def _inside(self, label: str) -> Ids:
         """Add a transfer of each slice between a worker and the first of its node."""
-        others = self.pushers.others[:, None]
-        leaders = self.pushers.worker[self.pushers.of[self.pushers.others]][:, None]
+        number, others = self.workers.of_job, self.pushers.others[:, None]
+        leaders = self.pushers.worker[self.pushers.of[others]]
+        others, leaders = number[others], number[leaders]
         ends = (others, leaders) if label == "gather" else (leaders, others)
         return self.b.ops(
             label,
@@ -192,7 +194,7 @@ class _Builder:
         b, options, slices = self.b, self.options, self.slices
         order = slice(None) if to_servers else slice(None, None, -1)
         node = self.workers.node[self.pushers.worker][:, None]
-        worker, server = self.group, self.job.workers + slices.server[order]
+        worker, server = self.pusher, self.job.workers + slices.server[order]
         ends = (worker, server) if to_servers else (server, worker)
         connection, units = options.connections(
             b,
@@ -296,7 +298,7 @@ class _Builder:
         acknowledgements, (pushers, slices).
         """
         server = self.job.workers + self.slices.server
-        latency_s = self.network.fabric.between_s(self.group, server)
+        latency_s = self.network.fabric.between_s(self.pusher, server)
 
         def small(label: str, line: Ids, queued_s: Floats | float = 0.0) -> Ids:
             return self.b.ops(
