@@ -13,6 +13,7 @@ from perfmodel.base.arrays import Ids
 from perfmodel.communication.units import Devices, Units
 from perfmodel.graph.mean_field import MeanField
 from perfmodel.graph.op_graph import MANY_GROUPS, OpGraph
+from perfmodel.graph.work import may_come_in_waves
 from perfmodel.inputs.job import Job
 from perfmodel.training.workers import alike, in_blocks, like_one_layer
 
@@ -21,6 +22,9 @@ MOST = 128
 
 OPS = 70_000
 """Operations that a graph may have before it has fewer workers than MOST."""
+
+WAVE_BLOCKS = 8
+"""Blocks that layers are joined to if all workers are simulated and may come in waves."""
 
 BLOCKS, MOST_IN_STEP, OPS_IN_STEP = 4, 64, 10_000
 """Blocks of layers, workers and operations of a graph if workers go on in step, at most: their runs
@@ -56,15 +60,33 @@ def mean_field_of(
     few, lead = few or architecture.few, None if bound is None or bound == math.inf else int(bound)
     if few is None or not has_many(job) or not _represented(job):
         return None
-    if lead is not None and job.replica is None and like_one_layer(job):
-        job = msgspec.structs.replace(job, workload=in_blocks(job.workload, BLOCKS))
     devices = several(job) if several is not None else [Devices.of(job)]
-    units, fewest = Units.of(devices), architecture.fewest
+    units = Units.of(devices)
+    if lead is not None or (len(devices) > 1 and job.options.server_count > 0):
+        return _sampled(job, few, units, len(devices), in_step=True, lead=lead)
+    field = _sampled(job, few, units, len(devices))
+    if field is None or not field.links_in_turn:
+        return field
+    together = _sampled(job, few, units, len(devices), in_step=True)
+    return msgspec.structs.replace(field, together=together)
+
+
+def _sampled(
+    job: Job,
+    few: Callable[[Job, Ids], OpGraph],
+    units: Units,
+    devices: int,
+    *,
+    in_step: bool = False,
+    lead: int | None = None,
+) -> MeanField | None:
+    """Return the mean field of a job from a sample of its units; None if that would be most of
+    them. If all devices of a worker use servers, there is one of all of them then."""
+    if in_step and job.replica is None and like_one_layer(job):
+        job = msgspec.structs.replace(job, workload=in_blocks(job.workload, BLOCKS))
+    fewest, servers = architecture_of(job).fewest, job.options.server_count > 0
     graph, sample = None, units.sample(fewest, fewest)
     some = units.workers(sample)
-    servers = job.options.server_count > 0
-    in_turn = servers and len(devices) > 1
-    in_step = in_turn or lead is not None
     if job.workers >= 2 * len(some):
         graph = few(job, some)
         most, ops = (MOST_IN_STEP, OPS_IN_STEP) if in_step else (MOST, OPS)
@@ -72,24 +94,32 @@ def mean_field_of(
         if len(larger) > len(sample):
             sample, some = larger, units.workers(larger)
     if job.workers < 2 * len(some):
-        if not in_turn:
+        if not in_step or devices == 1:
             return None
         sample = np.arange(len(units.start) - 1)
         some = units.workers(sample)
-    if graph is None or graph.n_groups < len(some) * len(devices):
+    if graph is None or graph.n_groups < len(some) * devices:
         graph = few(job, some)
     of, kind, unit = units.represented_by(sample)
-    many = np.arange(len(devices))[:, None]  # each device is a group, and equals no other
+    many = np.arange(devices)[:, None]  # each device is a group, and equals no other
     return MeanField.of(
         graph,
         (of + many * len(some)).ravel(),
         (kind + many * (kind.max() + 1)).ravel(),
-        np.broadcast_to(unit, (len(devices), len(some))).ravel(),
-        devices=len(devices),
+        np.broadcast_to(unit, (devices, len(some))).ravel(),
+        devices=devices,
         servers=servers,
         in_step=in_step,
         lead=lead,
     )
+
+
+def joined(job: Job, graph: OpGraph) -> Job | None:
+    """Return a job with layers joined to some blocks if workers of its graph, which has all, may
+    come in waves: runs are long then (decision 0104). None if they may not, or layers differ."""
+    if job.replica is not None or not like_one_layer(job) or not may_come_in_waves(graph):
+        return None
+    return msgspec.structs.replace(job, workload=in_blocks(job.workload, WAVE_BLOCKS))
 
 
 def represented(job: Job, graph: OpGraph) -> tuple[str, ...]:

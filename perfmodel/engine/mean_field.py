@@ -23,6 +23,13 @@ MOST_GUESSES, CLOSE = 8, 2.0
 of those in the graph must come, as a multiple of ``rel_ci``, once it is known how one depends on
 the other."""
 
+NEARLY_FULL = 0.95
+"""Utilisation of a link from which on workers may come to go on together."""
+
+SLOWER_OF_ONE, MOST_OF_ONE = 2.0, 3.0
+"""By how much a few in proportion to full links are slower than all, as a fraction times their
+number, on average and at most (decision 0105)."""
+
 APART = 0.01
 """Least relative difference between two guesses that tell how one rate depends on the other."""
 
@@ -86,6 +93,37 @@ def simulate_mean_field(
     wide = moved + (few.ci_fraction + SLOPE_ERROR * abs(found - guess) / right) / steep
     few = msgspec.structs.replace(faster(few, right / found), ci_fraction=wide)
     return of_all(field, *field.left(guess * pace), few)
+
+
+def simulate_many(
+    field: MeanField,
+    seed: int = 0,
+    rel_ci: float = 0.01,
+    progress: Progress | None = None,
+) -> tuple[OpGraph, Measures]:
+    """Run a mean field, and return the graph and the measures of it or, if its workers come to go
+    on together, of that in which they do.
+
+    They do so if links are full, and if that is slower than can be due to how few they are.
+
+    Raises
+    ------
+    InputError, DeadlockError : see :func:`perfmodel.engine.simulation.simulate`.
+    """
+    evenly = simulate_mean_field(field, seed, rel_ci, progress)
+    graph, together = field.graph, field.together
+    if together is None or shared_parts(field, evenly).max() < NEARLY_FULL:
+        return graph, evenly
+    waves = simulate_in_step(together, seed, rel_ci, progress, compiled=None)
+    slower = 1.0 - together.mean(waves.iterations_per_s) / field.mean(evenly.iterations_per_s)
+    few = together.graph.n_groups
+    if slower <= evenly.ci_fraction + MOST_OF_ONE / few:
+        wide = evenly.ci_fraction + max(slower, 0.0) / 2.0
+        return graph, msgspec.structs.replace(evenly, ci_fraction=wide)
+    missing = SLOWER_OF_ONE * (1.0 / few - 1.0 / field.workers)
+    wide = waves.ci_fraction + missing / 2.0
+    waves = msgspec.structs.replace(faster(waves, 1.0 + missing), ci_fraction=wide)
+    return together.graph, waves
 
 
 class _Rates:

@@ -108,27 +108,6 @@ def saturated(graph: OpGraph, part: Totals, rel_ci: float) -> bool:
     return idle <= RESOLUTION_OF_SHORT * rel_ci
 
 
-RIVAL = 0.75
-"""Work of a second link, as a fraction of that of the busiest one, from which on workers may queue
-at either: with 0.875 waves cost 2 % where they cost 8 % with 1, with 0.75 0.3 %."""
-
-
-def may_come_in_waves(graph: OpGraph) -> bool:
-    """Return whether workers may come to go from one full link to the next together, so that none
-    is full all the time: if the busiest resource is a link, and another link has nearly as much
-    work.
-
-    Over tens to hundreds of rounds, workers that queue at one of them catch up with each other
-    (decision 0104). A graph in which some workers represent others does not show this.
-    """
-    if (graph.group_count > 1).any():
-        return False
-    ops, resource, seconds = work_of(graph)
-    busy_s = np.bincount(resource, graph.activity[ops] * seconds)
-    most_s, links = busy_s.max(initial=0.0), busy_s[len(graph.slot_capacity) :]
-    return bool(links.max(initial=0.0) == most_s) and int((links >= RIVAL * most_s).sum()) >= 2
-
-
 Weights = tuple[Ids, Ids, Floats, bool]
 
 _weights: WeakKeyDictionary[OpGraph, Weights] = WeakKeyDictionary()

@@ -14,7 +14,6 @@ from perfmodel.engine.measures import Totals
 from perfmodel.engine.progress import (
     RESOLUTION_OF_SHORT,
     busy,
-    may_come_in_waves,
     saturated,
     short_runs,
     workers_of,
@@ -24,6 +23,7 @@ from perfmodel.engine.state import forget_gap
 from perfmodel.engine.steady import warmup_rounds, warmups
 from perfmodel.engine.world import column
 from perfmodel.graph.op_graph import OpGraph
+from perfmodel.graph.work import may_come_in_waves
 
 MOST_TRANSIENT_ROUNDS = 16384
 """Maximum rounds of a pilot while tied workers still drift apart."""

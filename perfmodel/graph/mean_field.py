@@ -10,7 +10,7 @@ import numpy as np
 
 from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.graph.op_graph import OpGraph
-from perfmodel.graph.work import work_of
+from perfmodel.graph.work import links_in_turn, work_of
 
 LEAST_WORK_S = 1e-300
 """Replaces zero in divisors."""
@@ -38,6 +38,7 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
     devices : of each worker, each of which is a group.
     in_step : whether workers go on together.
     lead : how many iterations workers may be ahead of the slowest; None without a bound.
+    together : the same job with workers in step, if they may come to go on so on full links.
     """
 
     graph: OpGraph
@@ -47,6 +48,7 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
     devices: int = 1
     in_step: bool = False
     lead: int | None = None
+    together: MeanField | None = None
 
     @classmethod
     def of(
@@ -89,6 +91,13 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
     def shared(self) -> bool:
         """Whether there are resources that workers share."""
         return bool(self.link_s.any() or self.slot_s.any())
+
+    @property
+    def links_in_turn(self) -> bool:
+        """Whether workers may come to go from one full link to the next together
+        (:func:`perfmodel.graph.work.links_in_turn`)."""
+        count = self.graph.group_count
+        return links_in_turn(count @ self.slot_s, count @ self.link_s)
 
     def mean(self, by_group: Floats) -> float:
         """Return the mean of a value of groups, (groups,), over all workers."""

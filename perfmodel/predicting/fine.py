@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from perfmodel.architectures.base import architecture_of
-from perfmodel.architectures.mean_field import has_many, mean_field_of, represented
+from perfmodel.architectures.mean_field import has_many, joined, mean_field_of, represented
 from perfmodel.base.arrays import Floats
 from perfmodel.engine.measures import Measures
 from perfmodel.engine.simulation import first_iterations, run_spread, simulate
@@ -110,7 +110,6 @@ def predict(
     devices = (stages, job.context_workers)
     rate /= math.prod(devices)  # a group is a device of a stage
     iteration_s = job.workers / rate
-    communicating = causes["network"] + causes["server"]
     return Outcome(
         fidelity="fine",
         workers=job.workers,
@@ -122,7 +121,7 @@ def predict(
         iterations=iterations,
         transient_iterations=math.ceil(run.transient_rounds),
         compute_s=float(1.0 - np.average(idle, weights=count)) * iteration_s,
-        exposed_communication_s=communicating * iteration_s,
+        exposed_communication_s=(causes["network"] + causes["server"]) * iteration_s,
         idle_fraction=Idle(
             mean=float(np.average(idle, weights=count)),
             per_worker=_by_worker(graph, idle, devices),
@@ -148,7 +147,7 @@ def _long_run(
     if few is None:
         graph = build_graph(job, fold=True, max_ops=max_ops)
     else:
-        from perfmodel.engine.mean_field import simulate_mean_field
+        from perfmodel.engine.mean_field import simulate_many
 
         several = None
         if job.replica is not None:
@@ -157,9 +156,11 @@ def _long_run(
             few, several = replicas.build, replicas.devices_of
         field = mean_field_of(job, few, several)
         if field is not None:
-            graph = budget.checked(job, field.graph, max_ops)
-            return graph, simulate_mean_field(field, job.seed, rel_ci, progress)
+            budget.checked(job, field.graph, max_ops)
+            return simulate_many(field, job.seed, rel_ci, progress)
         graph = budget.built(job, lambda one: few(one, np.arange(one.workers)), max_ops)
+        if (fewer := joined(job, graph)) is not None:
+            graph = budget.built(fewer, lambda one: few(one, np.arange(one.workers)), max_ops)
     return graph, simulate(graph, seed=job.seed, rel_ci=rel_ci, progress=progress)
 
 

@@ -11,10 +11,11 @@ import pytest
 from perfmodel import build_graph, make_job
 from perfmodel.architectures.mean_field import mean_field_of
 from perfmodel.engine import starts, warmup
-from perfmodel.engine.progress import may_come_in_waves
+from perfmodel.engine.mean_field import simulate_many, simulate_mean_field
 from perfmodel.engine.run import Simulation
 from perfmodel.engine.simulation import simulate
 from perfmodel.graph.op_graph import OpGraph
+from perfmodel.graph.work import may_come_in_waves
 from perfmodel.inputs.job import Job
 from tests.effort import counted
 from tests.jobs import cluster, workload
@@ -99,3 +100,39 @@ def test_waves_that_do_not_show_are_part_of_the_interval(
     assert pilot.loss == pytest.approx(unseen)
     monkeypatch.setattr(starts, "PRECISION_OPS", 128 * graph.n_ops)
     assert simulate(graph).ci_fraction > unseen
+
+
+def test_many_workers_on_full_links_come_in_waves() -> None:
+    """As a few with an even load of the others do not show."""
+    job = both_ways(400)
+    field = mean_field_of(job)
+    assert field is not None
+    assert field.together is not None
+    rate = in_the_long_run(build_graph(job))
+    even = simulate_mean_field(field)
+    assert float(even.iterations_per_s @ field.graph.group_count) == pytest.approx(FULL, rel=0.005)
+    assert rate < 0.985 * FULL
+    graph, found = simulate_many(field)
+    assert graph is field.together.graph
+    many = float(found.iterations_per_s @ graph.group_count)
+    assert many == pytest.approx(rate, rel=found.ci_fraction)
+    assert many < 0.98 * FULL
+
+
+def test_links_that_stay_full_keep_their_throughput() -> None:
+    """Slices that are answered at once keep both directions full, whatever a few tell."""
+    field = mean_field_of(both_ways(300, duplex=True))
+    assert field is not None
+    assert field.together is not None
+    graph, found = simulate_many(field)
+    assert graph is field.graph
+    rate = float(found.iterations_per_s @ graph.group_count)
+    assert rate == pytest.approx(FULL, rel=found.ci_fraction)
+    assert found.ci_fraction < 0.02
+
+
+def test_links_with_room_are_not_looked_at_twice() -> None:
+    """Updates that take longer than messages fill the servers' threads."""
+    field = mean_field_of(both_ways(300, update_s=0.03))
+    assert field is not None
+    assert field.together is None
