@@ -14,10 +14,11 @@ from perfmodel.base.arrays import NONE, Floats, Ids
 from perfmodel.base.errors import InputError
 from perfmodel.graph.checks import check
 from perfmodel.graph.columns import distinct_rows, offsets
-from perfmodel.graph.limits import check_size
+from perfmodel.graph.limits import most_ops, too_large
 from perfmodel.graph.op_graph import (
     CAUSES,
     KINDS,
+    MOST,
     SPENT,
     TYPES,
     Axis,
@@ -468,7 +469,9 @@ class GraphBuilder:
     ) -> Ids:
         first = self._count[kind]
         size = math.prod(shape)
-        check_size(kind, label, first + size)
+        most = most_ops.get() if kind == "op" else MOST
+        if first + size > most:
+            raise too_large(kind, label, first + size, most)
         self._count[kind] = first + size
         if self._names and axes:
             known = (self._names.get(axis, ()) for axis, _ in axes)

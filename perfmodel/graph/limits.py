@@ -9,24 +9,23 @@ from contextvars import ContextVar
 from perfmodel.base.errors import TooLargeError
 from perfmodel.graph.op_graph import MOST
 
-_most_ops: ContextVar[int] = ContextVar("most ops of a graph", default=MOST)
+most_ops: ContextVar[int] = ContextVar("most ops of a graph", default=MOST)
+"""Most ops that builders allow, at most MOST."""
 
 
 @contextmanager
 def bounded(most: int) -> Iterator[None]:
     """Make builders reject graphs of more than ``most`` ops as early as possible."""
-    token = _most_ops.set(most)
+    token = most_ops.set(min(most, MOST))
     try:
         yield
     finally:
-        _most_ops.reset(token)
+        most_ops.reset(token)
 
 
-def check_size(kind: str, label: str, size: int) -> None:
-    """Raise TooLargeError if ``size`` ops, slots, links or probes (``kind``), with those of a
-    block, are too many."""
-    most = min(MOST, _most_ops.get()) if kind == "op" else MOST
-    if size > most:
-        raise TooLargeError(
-            f"the job is too large to simulate: {size} {kind}s with {label!r}, the limit is {most}"
-        )
+def too_large(kind: str, label: str, size: int, most: int) -> TooLargeError:
+    """Return the error that ``size`` ops, slots, links or probes (``kind``), with those of a block,
+    are more than ``most``."""
+    return TooLargeError(
+        f"the job is too large to simulate: {size} {kind}s with {label!r}, the limit is {most}"
+    )

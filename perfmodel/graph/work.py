@@ -35,7 +35,7 @@ def links_in_turn(slot_s: Floats, link_s: Floats) -> bool:
     (decision 0104).
     """
     most_s = float(link_s.max(initial=0.0))
-    full = most_s >= float(slot_s.max(initial=0.0))
+    full = most_s > 0.0 and most_s >= float(slot_s.max(initial=0.0))
     return full and int((link_s >= RIVAL * most_s).sum()) >= 2
 
 

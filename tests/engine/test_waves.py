@@ -132,7 +132,9 @@ def test_links_that_stay_full_keep_their_throughput() -> None:
 
 
 def test_links_with_room_are_not_looked_at_twice() -> None:
-    """Updates that take longer than messages fill the servers' threads."""
-    field = mean_field_of(both_ways(300, update_s=0.03))
-    assert field is not None
-    assert field.together is None
+    """Updates that take longer than messages fill the servers' threads; gossip has no servers."""
+    gossip = make_job(workload=workload([0.1], [0.2], [25.0]), workers=600, arch="gosgd")
+    for job in (both_ways(300, update_s=0.03), gossip):
+        field = mean_field_of(job)
+        assert field is not None
+        assert field.together is None

@@ -57,7 +57,7 @@ class _Builder:
         self.workers = add_workers(b, job, some=some, nodes=len(names))
         colocated = job.cluster.server.placement == "colocated"
         self.on_workers_cores = colocated and self.workers.processors.shared
-        of, talking = self.workers.index, self.workers.index
+        of = talking = self.workers.index
         if self.options.local_aggregation:
             of, talking = ranked(self.workers.node)
         self.pushers = Pushers(talking, of)
@@ -67,7 +67,7 @@ class _Builder:
         self.names = tuple(self.workers.layer_names[i] for i in self.slices.layer)
         self.shape = (len(self.pushers.worker), len(self.slices.bytes))
         self.group = self.pushers.worker[:, None]
-        self.pusher = self.workers.of_job[self.group]
+        self.pusher = self.group if some is None else some[self.group]
         self.axes = (("worker", None), ("slice", self.names))
 
     def graph(self) -> OpGraph:
