@@ -217,6 +217,8 @@ def test_one_replica_represents_all_that_are_alike(arch: str, data: st.DataObjec
 def test_one_stage_and_one_pass_are_the_job_without_replicas(
     arch: str, options: dict[str, Any]
 ) -> None:
+    """But for rounding: the links of servers come after those of all devices in a joined graph, and
+    rates of flows are summed link by link."""
     layers = [WorkloadLayer(f"layer{k}", 1.0 + k, 2.0, (30.0,)) for k in range(3)]
     work = Workload.of("chain", layers, optimizer_s=0.3)
     where = cluster(20.0, 0.01, devices_per_node=2, update_per_byte_s=0.001)
@@ -224,7 +226,8 @@ def test_one_stage_and_one_pass_are_the_job_without_replicas(
     single = msgspec.structs.replace(plain, replica=Replica())
     for fidelity in ("fine", "coarse"):
         one, other = (predict(made, fidelity=fidelity) for made in (plain, single))
-        assert one.iteration_s == other.iteration_s
+        digits = 1e-14 if fidelity == "fine" else 0.0
+        assert one.iteration_s == pytest.approx(other.iteration_s, rel=digits, abs=0.0)
         assert one.staleness == other.staleness
         assert one.idle_fraction.mean == pytest.approx(other.idle_fraction.mean, abs=1e-12)
 
