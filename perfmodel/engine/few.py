@@ -25,6 +25,7 @@ def faster(few: Measures, times: float) -> Measures:
         iterations_per_s=few.iterations_per_s * times,
         busy_fraction=busy,
         wait_fraction=waits,
+        updates_per_s=few.updates_per_s * times,
     )
 
 

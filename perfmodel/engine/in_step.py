@@ -70,6 +70,7 @@ def simulate_in_step(
         wait_fraction=waits,
         link_utilisation=few.link_utilisation * times,
         slot_utilisation=few.slot_utilisation * times,
+        updates_per_s=few.updates_per_s * times,
         ci_fraction=few.ci_fraction + SLOPE_ERROR * (1.0 - times) + fewer,
     )
     return of_all(field, np.ones(len(graph.link_place)), np.ones(len(graph.slot_place)), few)
