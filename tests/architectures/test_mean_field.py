@@ -213,6 +213,21 @@ def test_shared_resources_in_proportion_by_hand() -> None:
     assert scaled.op_seconds[updates] == pytest.approx(2.0 * graph.op_seconds[updates])
 
 
+def test_a_server_on_a_node_is_there_in_proportion_to_its_work_by_hand() -> None:
+    """All of 256 workers but worker 0, beside which the server is, push over its link. Workers 0
+    and 1 represent themselves, so of these there are more in the graph than of the others."""
+    server = msgspec.structs.replace(job().cluster.server, placement="colocated")
+    spec = msgspec.structs.replace(job().cluster, server=server)
+    field = field_of(msgspec.structs.replace(job(), cluster=spec))
+    graph, scaled = field.graph, field.in_proportion()
+    assert (graph.group_count[:2].tolist(), graph.group_count.sum()) == ([1, 1], 256)
+    names = [graph.link_name(i) for i in range(len(graph.link_place))]
+    into = names.index("link into node 0 (server 0)")
+    part = (scaled.link_capacity_bytes_per_s / graph.link_capacity_bytes_per_s)[into]
+    assert part == pytest.approx((graph.n_groups - 1) / 255.0, rel=1e-9)
+    assert part != pytest.approx(graph.n_groups / 256.0, rel=1e-3)
+
+
 def test_the_note_says_who_represents_others() -> None:
     """Slow workers have their own figures."""
     equal, uneven = (predict(job(300, jitter=0.1, stragglers=some)) for some in ([], [FAR]))
