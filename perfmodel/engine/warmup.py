@@ -9,7 +9,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
-from perfmodel.engine.leads import possible_loss, settled_after, ties_of
+from perfmodel.engine.leads import Ties, possible_loss, settled_after, ties_of
 from perfmodel.engine.measures import Totals
 from perfmodel.engine.progress import (
     RESOLUTION_OF_SHORT,
@@ -205,9 +205,7 @@ def _short(
             run.advance(done * run.span)
             if done % max(done // MARKS, 1) == 0 or done in (evident - 1, evident, spans):
                 marks[done] = run.totals()
-            if ties.any:
-                leads.append(ties.lead(run.world))
-            forget_gap(run.world)
+            _note(run, ties, leads)
             if progress is not None:
                 progress(done, spans)
             early = done == evident and not ties.any
@@ -231,6 +229,13 @@ def _short(
         spans += max(spans // 2 // SHORT_PART, 1)
 
 
+def _note(run: Simulation, ties: Ties, leads: list[float]) -> None:
+    """Add the lead at the end of a span, if workers are tied, and let the next gap be a new one."""
+    if ties.any:
+        leads.append(ties.lead(run.world))
+    forget_gap(run.world)
+
+
 def _of_waves(run: Simulation, rel_ci: float, spans: int, progress: Progress | None) -> Pilot:
     """Run for so many spans, of which the last part is kept, because it takes tens to hundreds of
     rounds until workers come in waves; fewer if they keep a resource busy for long enough."""
@@ -244,9 +249,7 @@ def _of_waves(run: Simulation, rel_ci: float, spans: int, progress: Progress | N
         run.advance(done * run.span)
         if done in (*parts, *early):
             marks[done] = run.totals()
-        if ties.any:
-            leads.append(ties.lead(run.world))
-        forget_gap(run.world)
+        _note(run, ties, leads)
         if progress is not None:
             progress(done, spans)
         if done == full:
