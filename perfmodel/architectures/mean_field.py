@@ -30,6 +30,10 @@ BLOCKS, MOST_IN_STEP, OPS_IN_STEP = 4, 64, 10_000
 """Blocks of layers, workers and operations of a graph if workers go on in step, at most: their runs
 have to be long."""
 
+MOST_HOSTS = 32
+"""Most servers on workers' nodes each of which makes its node another kind, unless workers go on in
+step or there are several on a node (decision 0106)."""
+
 
 def has_many(job: Job) -> bool:
     """Return whether a job has many workers, or stages of these, that go at their own pace."""
@@ -61,11 +65,12 @@ def mean_field_of(
     if few is None or not has_many(job) or not _represented(job):
         return None
     devices = several(job) if several is not None else [Devices.of(job)]
-    units = Units.of(devices)
     if lead is not None or (len(devices) > 1 and job.options.server_count > 0):
-        return _sampled(job, few, units, len(devices), in_step=True, lead=lead)
+        return _sampled(job, few, Units.of(devices), len(devices), in_step=True, lead=lead)
+    hosts_alike = len(devices) == 1 and _many_hosts(devices[0])
+    units = Units.of(devices, hosts_alike=hosts_alike)
     field = _sampled(job, few, units, len(devices))
-    if field is None or not field.links_in_turn:
+    if field is None or hosts_alike or not field.links_in_turn:
         return field
     together = _sampled(job, few, units, len(devices), in_step=True)
     return msgspec.structs.replace(field, together=together)
@@ -100,13 +105,14 @@ def _sampled(
         some = units.workers(sample)
     if graph is None or graph.n_groups < len(some) * devices:
         graph = few(job, some)
-    of, kind, unit = units.represented_by(sample)
+    of, kind, places = units.represented_by(sample)
+    unit = np.broadcast_to(places.unit, (devices, len(some)))
     many = np.arange(devices)[:, None]  # each device is a group, and equals no other
     return MeanField.of(
         graph,
         (of + many * len(some)).ravel(),
         (kind + many * (kind.max() + 1)).ravel(),
-        np.broadcast_to(unit, (devices, len(some))).ravel(),
+        places._replace(unit=unit.ravel()),
         devices=devices,
         servers=servers,
         in_step=in_step,
@@ -132,6 +138,13 @@ def represented(job: Job, graph: OpGraph) -> tuple[str, ...]:
     if (job.unequal or job.cluster.sites or job.cluster.devices_on_nodes) and not alone:
         but = ", as many of each kind as among all"
     return (f"{graph.n_groups // devices} workers are simulated; they represent all{but}",)
+
+
+def _many_hosts(devices: Devices) -> bool:
+    """Return whether many servers are on nodes of single workers."""
+    job, node = devices
+    colocated = job.cluster.server.placement == "colocated"
+    return colocated and job.options.server_count > MOST_HOSTS and bool(np.diff(node).all())
 
 
 def _represented(job: Job) -> bool:

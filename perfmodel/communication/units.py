@@ -11,6 +11,7 @@ import numpy as np
 from perfmodel.base.arrays import NONE, Ids
 from perfmodel.communication.fabric import places_of
 from perfmodel.communication.network import homes_of
+from perfmodel.graph.mean_field import Places
 from perfmodel.inputs.job import Job
 
 
@@ -34,24 +35,28 @@ class Units(NamedTuple):
     ----------
     start : first worker of each unit, and the number of workers, (units + 1,).
     kinds : the units of each kind, ascending; the most frequent kind is last. Units are of one kind
-        if their workers, nodes and links are alike, and the same servers are on them. If the last
-        unit is like those of the last kind, but has fewer workers, it is of none.
+        if their workers, nodes and links are alike, and the same servers, or as many, are on them.
+        If the last unit is like those of the last kind, but has fewer workers, it is of none.
     alike : number of the kind of each worker, (workers,): those of equal units that are as fast.
+    node : of each device of each worker, (devices, workers).
     """
 
     start: Ids
     kinds: tuple[Ids, ...]
     alike: Ids
+    node: Ids
 
     @classmethod
-    def of(cls, several: Sequence[Devices]) -> Units:
-        """Return the units of workers that have ``several`` devices each.
+    def of(cls, several: Sequence[Devices], *, hosts_alike: bool = False) -> Units:
+        """Return the units of workers that have ``several`` devices each. If ``hosts_alike``, nodes
+        are alike that have as many servers, instead of the same.
 
         Units have an even number of workers if most of the smallest ones have an odd number, so
         that every second worker is active in AD-PSGD.
         """
-        start = _starts(np.array([devices.node for devices in several]))
-        speeds = np.concatenate([_speeds(devices) for devices in several])
+        node = np.array([devices.node for devices in several])
+        start = _starts(node)
+        speeds = np.concatenate([_speeds(devices, hosts_alike) for devices in several])
         traits = np.concatenate([_places(several, start), speeds])
         found: dict[bytes, list[int]] = {}
         for unit, (begin, end) in enumerate(itertools.pairwise(start)):
@@ -70,7 +75,7 @@ class Units(NamedTuple):
             kind_of[units] = number
         columns = np.vstack([np.repeat(kind_of, np.diff(start)), speeds])
         alike = np.unique(columns, axis=1, return_inverse=True)[1].ravel()
-        return cls(start, tuple(kinds), alike)
+        return cls(start, tuple(kinds), alike, node)
 
     @property
     def each(self) -> int:
@@ -102,22 +107,31 @@ class Units(NamedTuple):
         itself = np.arange(len(size))  # the unit that represents each
         place = np.where(np.isin(itself, sample), itself, self.kinds[-1][0])
         for units in self.kinds:
-            there = units[np.isin(units, sample)]
-            place[units] = there[np.arange(len(units)) * len(there) // len(units)]
+            there, rest = np.intersect1d(units, sample), np.setdiff1d(units, sample)
+            place[rest] = there[np.arange(len(rest)) * len(there) // max(len(rest), 1)]
         rows = self.workers(sample)
         same = self.start[place[unit_of]] + np.arange(self.start[-1]) - self.start[unit_of]
         kind = np.unique(self.alike[rows], return_inverse=True)[1].ravel()
-        return Represented(np.searchsorted(rows, same), kind, unit_of[rows])
+        node_unit, like = np.zeros((2, self.node.max() + 1), np.int64)
+        node_unit[self.node] = unit_of
+        like[self.node] = self.node[:, same]
+        places = Places(unit_of[rows], node_unit, like)
+        return Represented(np.searchsorted(rows, same), kind, places)
 
 
 class Represented(NamedTuple):
-    """Which workers of a sample represent all: the place in it ``of`` the one that represents each
-    worker, (workers,); and the number of the ``kind`` and of the ``unit`` of each in the sample,
-    (sample,)."""
+    """Which workers of a sample represent all.
+
+    Attributes
+    ----------
+    of : place in the sample of the worker that represents each, (workers,).
+    kind : number of the kind of each worker in the sample, (sample,).
+    places : the units that these are of, and the nodes of all workers.
+    """
 
     of: Ids
     kind: Ids
-    unit: Ids
+    places: Places
 
 
 def _starts(node: Ids) -> Ids:
@@ -149,7 +163,7 @@ def _places(several: Sequence[Devices], start: Ids) -> Ids:
     return np.array(rows)
 
 
-def _speeds(devices: Devices) -> Ids:
+def _speeds(devices: Devices, hosts_alike: bool) -> Ids:
     """Return what makes devices and their links fast, and the servers on their nodes, (speeds,
     workers)."""
     job, cluster = devices.job, devices.job.cluster
@@ -164,7 +178,7 @@ def _speeds(devices: Devices) -> Ids:
             features.setdefault(one.node, []).append((one.nic, one.speed))
     if cluster.server.placement == "colocated":
         for server, node in enumerate(homes_of(job, job.options.server_count).tolist()):
-            features.setdefault(node, []).append(server)
+            features.setdefault(node, []).append("a server" if hosts_alike else server)
     if cluster.sites:
         for node, site in enumerate(cluster.sites_of(len(count), job.workers).tolist()):
             features.setdefault(node, []).append(f"site {site}")

@@ -31,13 +31,12 @@ def faster(few: Measures, times: float) -> Measures:
 
 def shared_parts(field: MeanField, few: Measures) -> Floats:
     """Return the part of the time for which each shared resource is busy, (shared,)."""
-    links, slots = field.link_s.any(axis=0), field.slot_s.any(axis=0)
-    return np.concatenate([few.link_utilisation[links], few.slot_utilisation[slots]])
+    return np.concatenate([few.slot_utilisation, few.link_utilisation])[field.shared]
 
 
-def of_all(field: MeanField, link: Floats, slot: Floats, few: Measures) -> Measures:
+def of_all(field: MeanField, slot: Floats, link: Floats, few: Measures) -> Measures:
     """Return the measures of all workers from those of the few, which have had these parts of each
-    link and slot, (links,) and (slots,).
+    slot and link, (slots,) and (links,).
 
     Of the updates that workers see of each other, each of the few sees those of the other few only.
     """

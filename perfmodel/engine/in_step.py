@@ -73,7 +73,7 @@ def simulate_in_step(
         updates_per_s=few.updates_per_s * times,
         ci_fraction=few.ci_fraction + SLOPE_ERROR * (1.0 - times) + fewer,
     )
-    return of_all(field, np.ones(len(graph.link_place)), np.ones(len(graph.slot_place)), few)
+    return of_all(field, np.ones(len(graph.slot_place)), np.ones(len(graph.link_place)), few)
 
 
 def _slower(field: MeanField, lead: int, few: Measures, seed: int) -> float:

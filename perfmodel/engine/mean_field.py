@@ -58,7 +58,7 @@ def simulate_mean_field(
     """
     if field.in_step:
         return simulate_in_step(field, seed, rel_ci, progress, compiled=compiled)
-    if not field.shared:
+    if not len(field.shared):
         return simulate(field.graph, seed=seed, rel_ci=rel_ci, progress=progress, compiled=compiled)
     alone = 1.0 / np.maximum(_alone_s(field.graph), NO_TIME)
     pace = alone / field.mean(alone)

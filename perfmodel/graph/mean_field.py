@@ -4,6 +4,7 @@ there through what they take of the resources that all share."""
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,6 +20,16 @@ LEAST_LEFT = 1e-6
 """Smallest part of a shared resource that is left for the workers of the graph."""
 
 
+class Places(NamedTuple):
+    """Where workers are: the number of the ``unit`` of nodes of each group, (groups,), and of each
+    node, ``node_unit`` (nodes,), and the node of a worker in the graph that each is ``like``,
+    (nodes,)."""
+
+    unit: Ids
+    node_unit: Ids
+    like: Ids
+
+
 class MeanField(msgspec.Struct, frozen=True, eq=False):
     """A job with many workers, of which a graph has a few.
 
@@ -32,9 +43,9 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
     graph : the graph; ``group_count`` says how many workers each group represents, and
         ``worker_group`` which.
     kind : number of the kind of each group's workers, (groups,): those of a kind are equal.
-    link_s : time of each link that an iteration of a group takes, (groups, links): 0 for links that
-        workers do not meet at.
-    slot_s : the same for slots, (groups, slots).
+    shared : numbers of the slots and links that workers meet at, slots before links, (shared,).
+    own_s : time of each of these that an iteration of a group takes, (groups, shared).
+    others_s : the same of all other workers together that a group represents.
     devices : of each worker, each of which is a group.
     in_step : whether workers go on together.
     lead : how many iterations workers may be ahead of the slowest; None without a bound.
@@ -43,8 +54,9 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
 
     graph: OpGraph
     kind: Ids
-    link_s: Floats
-    slot_s: Floats
+    shared: Ids
+    own_s: Floats
+    others_s: Floats
     devices: int = 1
     in_step: bool = False
     lead: int | None = None
@@ -56,31 +68,34 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
         graph: OpGraph,
         worker_group: Ids,
         kind: Ids,
-        unit: Ids,
+        places: Places,
         *,
         devices: int = 1,
         servers: bool = True,
         in_step: bool = False,
         lead: int | None = None,
     ) -> MeanField:
-        """Return the mean field of workers that groups of the graph represent, ``worker_group``
-        (devices x workers,). Groups of different ``unit`` (groups,) meet at all links and slots
+        """Return the mean field of workers at ``places`` that groups of the graph represent,
+        ``worker_group`` (devices x workers,). Groups of different units meet at all links and slots
         that they have in common or, without ``servers``, at those of no node."""
-        groups = graph.n_groups
+        groups, unit = graph.n_groups, places.unit
         count = np.bincount(worker_group, minlength=groups)
         graph = msgspec.structs.replace(graph, group_count=count, worker_group=worker_group)
         op, resource, seconds = work_of(graph)
         slots, links = len(graph.slot_capacity), len(graph.link_capacity_bytes_per_s)
         own = np.flatnonzero(graph.op_group[op] >= 0)
         group, resource = graph.op_group[op[own]].astype(np.int64), resource[own]
-        each_s = np.zeros((groups, slots + links))
-        np.add.at(each_s, (group, resource), graph.activity[op[own]] * seconds[own])
         pairs = np.unique(resource * (unit.max() + 1) + unit[group])
         met = np.bincount(pairs // (unit.max() + 1), minlength=slots + links) > 1
+        place = np.concatenate([graph.slot_place, graph.link_place])
         if not servers:
-            met &= np.concatenate([graph.slot_place, graph.link_place]) == NONE
-        each_s[:, ~met] = 0.0
-        return cls(graph, kind, each_s[:, slots:], each_s[:, :slots], devices, in_step, lead)
+            met &= place == NONE
+        shared, there = np.flatnonzero(met), met[resource]
+        own_s = np.zeros((groups, len(shared)))
+        at = group[there], np.searchsorted(shared, resource[there])
+        np.add.at(own_s, at, (graph.activity[op[own]] * seconds[own])[there])
+        others_s = _of_others(own_s, count, kind, place[shared], places)
+        return cls(graph, kind, shared, own_s, others_s, devices, in_step, lead)
 
     @property
     def workers(self) -> int:
@@ -88,16 +103,10 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
         return len(self.graph.worker_group) // self.devices
 
     @property
-    def shared(self) -> bool:
-        """Whether there are resources that workers share."""
-        return bool(self.link_s.any() or self.slot_s.any())
-
-    @property
     def links_in_turn(self) -> bool:
         """Whether workers may come to go from one full link to the next together
         (:func:`perfmodel.graph.work.links_in_turn`)."""
-        count = self.graph.group_count
-        return links_in_turn(count @ self.slot_s, count @ self.link_s)
+        return links_in_turn(*self._of_all((self.own_s + self.others_s).sum(axis=0), 0.0))
 
     def mean(self, by_group: Floats) -> float:
         """Return the mean of a value of groups, (groups,), over all workers."""
@@ -112,19 +121,14 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
     def most(self, rates: Floats) -> float:
         """Return how many times as fast as these ``rates``, in iterations per second (groups,),
         workers are if a shared resource is full; infinite without any."""
-        made = self.graph.group_count * rates
-        busiest = max((made @ self.link_s).max(initial=0.0), (made @ self.slot_s).max(initial=0.0))
-        return 1.0 / float(busiest) if busiest > 0.0 else math.inf
+        busiest = float((rates @ (self.own_s + self.others_s)).max(initial=0.0))
+        return 1.0 / busiest if busiest > 0.0 else math.inf
 
     def left(self, rates: Floats) -> tuple[Floats, Floats]:
-        """Return the part of each link and slot that is left for the groups of the graph while each
-        worker makes as many iterations per second as its group does, ``rates`` (groups,): (links,)
-        and (slots,)."""
-        others = (self.graph.group_count - 1) * rates
-        link, slot = (
-            np.maximum(1.0 - others @ spent, LEAST_LEFT) for spent in (self.link_s, self.slot_s)
-        )
-        return link, slot
+        """Return the part of each slot and link that is left for the groups of the graph while each
+        worker makes as many iterations per second as its group does, ``rates`` (groups,): (slots,)
+        and (links,)."""
+        return self._of_all(np.maximum(1.0 - rates @ self.others_s, LEAST_LEFT), 1.0)
 
     def at(self, rates: Floats) -> OpGraph:
         """Return the graph while each worker makes as many iterations per second as ``rates``
@@ -139,13 +143,20 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
         message takes longer (Psounis, Pan, Prabhakar, Wischik, "The scaling hypothesis", ACM
         SIGCOMM CCR 33(1), 2003, scale links down with the traffic that a simulation has).
         """
-        count = self.graph.group_count
-        of_all = [np.maximum(count @ spent, LEAST_WORK_S) for spent in (self.link_s, self.slot_s)]
-        link, slot = self.link_s.sum(axis=0) / of_all[0], self.slot_s.sum(axis=0) / of_all[1]
-        return self._with(np.where(link > 0.0, link, 1.0), np.where(slot > 0.0, slot, 1.0))
+        own_s, others_s = self.own_s.sum(axis=0), self.others_s.sum(axis=0)
+        part = own_s / np.maximum(own_s + others_s, LEAST_WORK_S)
+        return self._with(*self._of_all(np.where(own_s > 0.0, part, 1.0), 1.0))
 
-    def _with(self, link: Floats, slot: Floats) -> OpGraph:
-        """Return the graph with these parts of each link and slot, (links,) and (slots,)."""
+    def _of_all(self, of_shared: Floats, of_others: float) -> tuple[Floats, Floats]:
+        """Return values of all slots, (slots,), and links, (links,), from those of the shared ones,
+        (shared,), and that of the others."""
+        slots = len(self.graph.slot_capacity)
+        values = np.full(slots + len(self.graph.link_place), of_others)
+        values[self.shared] = of_shared
+        return values[:slots], values[slots:]
+
+    def _with(self, slot: Floats, link: Floats) -> OpGraph:
+        """Return the graph with these parts of each slot and link, (slots,) and (links,)."""
         graph = self.graph
         slower = np.ones(graph.n_ops)
         op = np.repeat(np.arange(graph.n_ops), np.diff(graph.hold_start))
@@ -155,3 +166,40 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
             link_capacity_bytes_per_s=graph.link_capacity_bytes_per_s * link,
             op_seconds=graph.op_seconds * slower,
         )
+
+
+def _of_others(own_s: Floats, count: Ids, kind: Ids, place: Ids, places: Places) -> Floats:
+    """Return the time of each resource that the workers that each group represents take, but one,
+    (groups, resources), given that of one, ``own_s``, and the node of each resource, ``place``.
+
+    A worker takes of what is on its node what the one that represents it takes on its own, and of
+    what is there what others of its kind take.
+    """
+    others_s = (count - 1)[:, None] * own_s
+    there = (place != NONE) & (place < len(places.node_unit))
+    home = np.where(there, places.node_unit[np.where(there, place, 0)], NONE)
+    unit = places.unit[:, None]
+    own = unit == home
+    if not own.any():
+        return others_s
+    sums, seen = np.zeros((2, kind.max() + 1, len(place)))
+    np.add.at(sums, kind, np.where(own, 0.0, own_s))
+    np.add.at(seen, kind, ~own)
+    others_s = np.where(own, (count - 1)[:, None] * (sums / np.maximum(seen, 1.0))[kind], others_s)
+    away, twin = _twins(place, places)
+    group, at = np.nonzero(unit == home[twin])
+    others_s[group, away[at]] += own_s[group, twin[at]] - own_s[group, away[at]]
+    return others_s
+
+
+def _twins(place: Ids, places: Places) -> tuple[Ids, Ids]:
+    """Return the resources of nodes that others represent, and those that represent them, which are
+    as many-th on these."""
+    order = np.flatnonzero((place != NONE) & (place < len(places.node_unit)))
+    order = order[np.argsort(place[order], kind="stable")]
+    start = np.searchsorted(place[order], np.arange(len(places.node_unit) + 1))
+    size = np.diff(start)
+    like = places.like[place[order]]
+    away = (like != place[order]) & (size[like] == size[place[order]])
+    nth = np.arange(len(order)) - start[place[order]]
+    return order[away], order[(start[like] + nth)[away]]

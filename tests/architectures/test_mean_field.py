@@ -13,6 +13,7 @@ import pytest
 from perfmodel import Straggler, build_graph, make_job, predict
 from perfmodel.architectures import mean_field as few_workers
 from perfmodel.architectures.mean_field import mean_field_of
+from perfmodel.base.arrays import Floats
 from perfmodel.engine import mean_field as engine
 from perfmodel.engine.mean_field import simulate_mean_field
 from perfmodel.engine.measures import Measures
@@ -48,6 +49,14 @@ def field_of(given: Job) -> MeanField:
     return field
 
 
+def link_s(field: MeanField) -> Floats:
+    """What each worker of the graph takes of each link that is shared, (groups, links)."""
+    slots, links = len(field.graph.slot_capacity), len(field.graph.link_place)
+    found = np.zeros((field.graph.n_groups, slots + links))
+    found[:, field.shared] = field.own_s
+    return found[:, slots:]
+
+
 def rate_of(found: Measures, field: MeanField) -> float:
     """Iterations per second of all workers."""
     return float((found.iterations_per_s * field.graph.group_count).sum())
@@ -60,14 +69,15 @@ def test_what_workers_take_of_a_server_by_hand() -> None:
     """10 bytes each way at 1000 bytes/s, and 0.002 s of updates; nothing of other links."""
     field = field_of(job())
     graph = field.graph
-    link_s, slot_s = field.link_s.mean(axis=0), field.slot_s.mean(axis=0)
-    links = {graph.link_name(i): seconds for i, seconds in enumerate(link_s) if seconds > 0.0}
+    slots = len(graph.slot_capacity)
+    taken = dict(zip(field.shared.tolist(), field.own_s.mean(axis=0).tolist(), strict=True))
+    links = {graph.link_name(i - slots): taken[i] for i in taken if i >= slots}
     assert links == {
         "link out of node 256 (server 0)": pytest.approx(0.01),
         "link into node 256 (server 0)": pytest.approx(0.01),
     }
-    slots = {graph.slot_name(i): seconds for i, seconds in enumerate(slot_s) if seconds > 0.0}
-    assert slots == {"update threads of server 0": pytest.approx(UPDATE_S)}
+    threads = {graph.slot_name(i): taken[i] for i in taken if i < slots}
+    assert threads == {"update threads of server 0": pytest.approx(UPDATE_S)}
     assert field.most(np.ones(graph.n_groups)) == pytest.approx(1.0 / (256 * 0.01))
 
 
@@ -78,7 +88,7 @@ def test_what_the_others_leave_by_hand() -> None:
     assert (field.graph.n_groups, field.workers) == (128, 256)
     assert (field.graph.group_count == 2).all()
     quarter = np.full(128, 0.25)
-    link, slot = field.left(quarter)
+    slot, link = field.left(quarter)
     assert link.min() == pytest.approx(0.68)
     assert slot.min() == pytest.approx(0.936)
     graph = field.at(quarter)
@@ -90,8 +100,8 @@ def test_what_the_others_leave_by_hand() -> None:
 def test_an_exchange_every_few_steps_counts_as_often_by_hand() -> None:
     every = field_of(job(arch="easgd", options={"period": 1}))
     fourth = field_of(job(arch="easgd", options={"period": 4}))
-    assert every.link_s.max() == pytest.approx(0.01)
-    assert fourth.link_s == pytest.approx(every.link_s / 4.0)
+    assert every.own_s.max() == pytest.approx(0.01)
+    assert fourth.own_s == pytest.approx(every.own_s / 4.0)
 
 
 def test_the_core_is_as_large_as_for_all_workers() -> None:
@@ -99,7 +109,7 @@ def test_the_core_is_as_large_as_for_all_workers() -> None:
     spec = msgspec.structs.replace(job().cluster, core_oversubscription=2.0)
     field = field_of(msgspec.structs.replace(job(), cluster=spec))
     core = field.graph.link_place == -1
-    assert field.link_s[:, core] == pytest.approx(20.0 / (257 * 500.0))
+    assert link_s(field)[:, core] == pytest.approx(20.0 / (257 * 500.0))
 
 
 def test_the_graph_does_not_grow_with_the_workers() -> None:
@@ -150,13 +160,13 @@ def test_slow_workers_represent_themselves_by_hand() -> None:
     assert (count[-4:] == 1).all()
     assert (len(count), count.sum(), count[:-4].sum()) == (128, 256, 252)
     assert graph.worker_group[200:204].tolist() == [124, 125, 126, 127]
-    assert graph.worker_group[[0, 1, 4, 255]].tolist() == [0, 1, 0, 123]
+    assert graph.worker_group[[0, 1, 4, 124, 255]].tolist() == [0, 1, 4, 0, 123]
     assert len(set(field.kind[:-4])) == 1
     assert field.kind[[124, 126, 127]].tolist() == [field.kind[124]] * 3
     assert len({field.kind[0], field.kind[124], field.kind[125]}) == 3
     assert graph.slot_name(int(graph.group_device[125])) == "device of worker 201"
     assert graph.slot_name(int(graph.group_device[0])) == "device of worker 0"
-    assert field.left(np.full(128, 0.25))[0].min() == pytest.approx(1.0 - 128 * 0.25 * 0.01)
+    assert field.left(np.full(128, 0.25))[1].min() == pytest.approx(1.0 - 128 * 0.25 * 0.01)
     half = np.where(np.arange(128) == 125, 0.5, 1.0)
     assert field.most(half) == pytest.approx(1.0 / (255.5 * 0.01))
 
@@ -170,7 +180,7 @@ def test_half_of_the_workers_are_slow_by_hand() -> None:
     assert (field.graph.group_count == 2).all()
     rates = np.where(field.kind == field.kind[0], 0.2, 0.1)
     assert rates.mean() == pytest.approx(0.15)
-    assert field.left(rates)[0].min() == pytest.approx(1.0 - 64 * 0.3 * 0.01)
+    assert field.left(rates)[1].min() == pytest.approx(1.0 - 64 * 0.3 * 0.01)
     assert field.by_kind(np.arange(128.0))[:2].tolist() == [63.0, 64.0]
 
 
@@ -189,11 +199,11 @@ def test_nodes_with_servers_and_unusual_nodes_are_there_by_hand() -> None:
     count = graph.group_count
     assert (count == 1).tolist() == [True] * 4 + [False] * (graph.n_groups - 6) + [True] * 2
     names = [graph.link_name(i) for i in range(len(graph.link_place))]
-    shared = {names[i] for i in np.flatnonzero(field.link_s.any(axis=0))}
+    shared = {names[i] for i in np.flatnonzero(link_s(field).any(axis=0))}
     kinds = ("link out of", "link into")
     assert shared == {f"{kind} node {i} (server {i})" for kind in kinds for i in range(3)}
     into = names.index("link into node 0 (server 0)")
-    assert field.link_s[4:-2, into] == pytest.approx(10.0 / 3.0 / 1000.0)
+    assert link_s(field)[4:-2, into] == pytest.approx(10.0 / 3.0 / 1000.0)
     slowest = graph.link_capacity_bytes_per_s == 500.0
     assert {names[i] for i in np.flatnonzero(slowest)} == {f"{kind} node 200" for kind in kinds}
     last = graph.n_groups - 1
@@ -204,7 +214,7 @@ def test_shared_resources_in_proportion_by_hand() -> None:
     """128 of 256 workers: half of the server's links, twice the time of its updates."""
     field = field_of(job())
     graph, scaled = field.graph, field.in_proportion()
-    shared = field.link_s.any(axis=0)
+    shared = link_s(field).any(axis=0)
     capacity = scaled.link_capacity_bytes_per_s / graph.link_capacity_bytes_per_s
     assert capacity[shared] == pytest.approx(0.5)
     assert capacity[~shared] == pytest.approx(1.0)
@@ -228,6 +238,30 @@ def test_a_server_on_a_node_is_there_in_proportion_to_its_work_by_hand() -> None
     assert part != pytest.approx(graph.n_groups / 256.0, rel=1e-3)
 
 
+@pytest.mark.parametrize("servers", [64, 256])
+def test_many_nodes_with_servers_are_represented_by_a_few_by_hand(servers: int) -> None:
+    """A push to each server takes 10 bytes / servers, at 1000 bytes/s, of the link into its node;
+    the worker on this node pulls from all others. So each link of such a node has 255 pushes and
+    these pulls to do, whether or not its worker is in the graph."""
+    split = {"servers": servers, "split_above_bytes": 0.0}
+    field = field_of(placed(options=split, colocated=True, update_s=1e-6))
+    graph, few = field.graph, field.graph.n_groups
+    assert (few <= 128, graph.group_count.sum(), graph.group_count.min() > 1) == (True, 256, True)
+    push_s, pulls_s = 0.01 / servers, 0.01 * (servers - 1) / servers
+    all_s = 255 * push_s + pulls_s
+    assert field.most(np.ones(few)) == pytest.approx(1.0 / all_s)
+    left = field.left(np.full(few, 0.25))[1]
+    scaled = field.in_proportion().link_capacity_bytes_per_s / graph.link_capacity_bytes_per_s
+    hosts = graph.worker_group[:servers]
+    represented = int(np.flatnonzero(np.diff(hosts, prepend=-1) <= 0)[0])
+    names = [graph.link_name(i) for i in range(len(graph.link_place))]
+    for server, few_s in ((0, pulls_s + (few - 1) * push_s), (represented, few * push_s)):
+        for way in ("out of", "into"):
+            link = names.index(f"link {way} node {server} (server {server})")
+            assert left[link] == pytest.approx(1.0 - 0.25 * (all_s - few_s))
+            assert scaled[link] == pytest.approx(few_s / all_s)
+
+
 def test_the_note_says_who_represents_others() -> None:
     """Slow workers have their own figures."""
     equal, uneven = (predict(job(300, jitter=0.1, stragglers=some)) for some in ([], [FAR]))
@@ -246,7 +280,9 @@ def test_nodes_are_filled() -> None:
     spec = msgspec.structs.replace(job().cluster, devices_per_node=24)
     field = field_of(msgspec.structs.replace(job(480), cluster=spec))
     assert field.graph.n_groups == 120
-    assert any("node 20 (server 0)" in field.graph.link_name(i) for i in range(len(field.link_s)))
+    assert any(
+        "node 20 (server 0)" in field.graph.link_name(i) for i in range(len(field.graph.link_place))
+    )
 
 
 # -- against simulations of all ---------------------------------------------------------------
@@ -299,6 +335,30 @@ def test_a_few_workers_tell_what_all_do(given: dict[str, Any]) -> None:
     assert few.link_utilisation.max() == pytest.approx(whole.link_utilisation.max(), abs=0.03)
     if whole.staleness.sum():
         assert stale(few) == pytest.approx(stale(whole), abs=0.03 * workers)
+
+
+@pytest.mark.slow
+def test_a_few_of_many_nodes_with_servers_tell_what_all_do() -> None:
+    """The busiest servers' links are full."""
+    given = make_job(model="resnet18", arch="asp", workers=256, options={"servers": 128})
+    server = msgspec.structs.replace(given.cluster.server, placement="colocated")
+    spec = msgspec.structs.replace(given.cluster, server=server)
+    all_of_them = msgspec.structs.replace(given, cluster=spec)
+    field = field_of(all_of_them)
+    assert field.graph.n_groups < 64
+    few = simulate_mean_field(field, seed=1)
+    whole = simulate(build_graph(all_of_them), seed=2)
+    width = few.ci_fraction + whole.ci_fraction
+    assert rate_of(few, field) == pytest.approx(float(whole.iterations_per_s.sum()), rel=width)
+    assert few.busy_fraction.mean() == pytest.approx(whole.busy_fraction.mean(), abs=0.01)
+    assert stale(few) == pytest.approx(stale(whole), rel=0.03)
+
+
+def test_nodes_with_several_workers_and_servers_are_not_taken_to_be_alike() -> None:
+    """With few servers each node with one represents itself; with many, all are simulated."""
+    few, many = (placed(workers=512, options={"servers": s}, colocated=True) for s in (8, 128))
+    assert (field_of(on_nodes(few, 4)).graph.group_count[:32] == 1).all()
+    assert mean_field_of(on_nodes(many, 4)) is None
 
 
 def stale(found: Measures) -> float:
@@ -364,9 +424,9 @@ def test_the_rate_that_workers_and_others_have_in_common(
 
 def test_a_field_without_shared_resources_needs_no_guess() -> None:
     field = field_of(job(512, arch="gosgd"))
-    assert not field.shared
+    assert not len(field.shared)
     assert math.isinf(field.most(np.ones(256)))
-    assert (field.left(np.full(256, 5.0))[0] == 1.0).all()
+    assert (field.left(np.full(256, 5.0))[1] == 1.0).all()
     assert field.graph.n_groups == 256
 
 

@@ -56,8 +56,9 @@ def test_an_unusual_node_that_is_not_full_is_of_its_own_kind() -> None:
     units = units_of(job(17, stragglers=[Straggler(16, 2.0)]))
     assert kinds_of(units) == [[8], list(range(8))]
     found = units.represented_by(units.sample(6, 2))
-    assert found.unit.tolist() == [0, 0, 1, 1, 8]
-    assert found.of.tolist() == [0, 1] * 4 + [2, 3] * 4 + [4]
+    assert found.places.unit.tolist() == [0, 0, 1, 1, 8]
+    assert found.places.like.tolist() == [0, 1, 0, 0, 0, 1, 1, 1, 8]
+    assert found.of.tolist() == [*range(4), *[0, 1] * 3, *[2, 3] * 3, 4]
 
 
 def test_nodes_of_different_sizes_and_sites_are_of_different_kinds() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from perfmodel import Job, Prediction, Straggler, build_graph, make_job, predict
@@ -92,9 +91,11 @@ def test_what_replicas_take_of_servers_by_hand() -> None:
     assert count[:n].tolist() == count[n:].tolist()
     assert (count[[n - 2, n - 1, 2 * n - 1]] == 1).all()
     assert graph.worker_group[[200, 500]].tolist() == [n - 2, 2 * n - 2]
+    slots = len(graph.slot_capacity)
     taken = {
-        graph.link_name(link): field.link_s[:, link]
-        for link in np.flatnonzero(field.link_s.any(axis=0))
+        graph.link_name(int(resource) - slots): field.own_s[:, i]
+        for i, resource in enumerate(field.shared)
+        if resource >= slots
     }
     for direction in ("out of", "into"):
         seconds = taken.pop(f"link {direction} node 600 (server 0)")
