@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -460,10 +460,19 @@ def _crossings(job: Job) -> _Crossings:
 
 def class_of(job: Job, worker: int, passing: float) -> Class:
     """Return the class of one worker, given the job's ``path_efficiency``; its count is 1."""
-    (seat,) = job.seats([worker])
-    goodput = seat.nic.goodput_bytes_per_s * passing
-    loading_s = job.workload.data_loading_s * seat.loading
-    return Class(1, seat.slowdown, goodput, loading_s, seat.devices)
+    return _classes_of(job, [worker], passing)[worker]
+
+
+def _classes_of(job: Job, workers: Iterable[int], passing: float) -> dict[int, Class]:
+    """Return the class of each of some workers."""
+    data_s, workers = job.workload.data_loading_s, list(workers)
+    return {
+        worker: Class(
+            1, seat.slowdown, seat.nic.goodput_bytes_per_s * passing, data_s * seat.loading,
+            seat.devices,
+        )
+        for worker, seat in zip(workers, job.seats(workers), strict=True)
+    }  # fmt: skip
 
 
 def classes_of_workers(job: Job) -> list[Class]:
@@ -471,20 +480,23 @@ def classes_of_workers(job: Job) -> list[Class]:
 
     Nodes with the same number of workers, links and speed are alike, so most need no look.
     """
-    cluster, n, passing = job.cluster, job.workers, job.path_efficiency
+    cluster, n = job.cluster, job.workers
     nodes = cluster.nodes_for(n)
     uneven = {straggler.worker for straggler in job.stragglers}
     special = {*cluster.samples(n), *(override.node for override in cluster.overrides)}
     special |= {cluster.node_of_worker(worker) for worker in uneven}
-    regular = next((node for node in range(nodes) if node not in special), None)
-    kinds = [class_of(job, cluster.first_worker(regular or 0), passing)] * n
+    regular = next((node for node in range(nodes) if node not in special), 0)
+    alike = {cluster.first_worker(regular): range(n)}  # workers like one of them
     for node in (node for node in special if node < nodes):
         first, size = cluster.first_worker(node), cluster.devices_at(node, n)
         workers = range(first, first + size)
         typical = next((worker for worker in workers if worker not in uneven), first)
-        kinds[first : first + size] = [class_of(job, typical, passing)] * size
-        for worker in uneven.intersection(workers):
-            kinds[worker] = class_of(job, worker, passing)
+        alike[typical] = workers
+        alike |= {worker: range(worker, worker + 1) for worker in uneven.intersection(workers)}
+    found = _classes_of(job, alike, job.path_efficiency)
+    kinds = list(found.values())[:1] * n
+    for worker, like in alike.items():
+        kinds[like.start : like.stop] = [found[worker]] * len(like)
     return kinds
 
 
