@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -332,7 +332,7 @@ def quantities_of(job: Job, layers: Layers | Whole | None = None) -> Quantities:
     at_servers = min((passing * rate for rate in of_servers), default=goodput)
     inside, over = cluster.intra_node, cluster.core_oversubscription
     placed = bool(cluster.devices_on_nodes)
-    classes = _classes(job, passing)
+    classes = _classes(job)
     mean = sum(kind.count * kind.scale for kind in classes) / n
     cv = iteration_cv(job)
     without = "lognormal" if w.packing is None else KIND
@@ -458,21 +458,13 @@ def _crossings(job: Job) -> _Crossings:
     return _Crossings(flow, float(between.bytes_per_s[step].min()), latency_s)
 
 
-def class_of(job: Job, worker: int, passing: float) -> Class:
-    """Return the class of one worker, given the job's ``path_efficiency``; its count is 1."""
-    return _classes_of(job, [worker], passing)[worker]
-
-
-def _classes_of(job: Job, workers: Iterable[int], passing: float) -> dict[int, Class]:
-    """Return the class of each of some workers."""
-    data_s, workers = job.workload.data_loading_s, list(workers)
-    return {
-        worker: Class(
-            1, seat.slowdown, seat.nic.goodput_bytes_per_s * passing, data_s * seat.loading,
-            seat.devices,
-        )
-        for worker, seat in zip(workers, job.seats(workers), strict=True)
-    }  # fmt: skip
+def classes_of(job: Job, workers: Sequence[int]) -> dict[int, Class]:
+    """Return the class of each of some workers; their counts are 1."""
+    data_s, passing, found = job.workload.data_loading_s, job.path_efficiency, {}
+    for worker, seat in zip(workers, job.seats(workers), strict=True):
+        goodput, loading_s = seat.nic.goodput_bytes_per_s * passing, data_s * seat.loading
+        found[worker] = Class(1, seat.slowdown, goodput, loading_s, seat.devices)
+    return found
 
 
 def classes_of_workers(job: Job) -> list[Class]:
@@ -480,33 +472,29 @@ def classes_of_workers(job: Job) -> list[Class]:
 
     Nodes with the same number of workers, links and speed are alike, so most need no look.
     """
-    cluster, n = job.cluster, job.workers
-    nodes = cluster.nodes_for(n)
+    cluster, n, nodes = job.cluster, job.workers, job.cluster.nodes_for(job.workers)
     uneven = {straggler.worker for straggler in job.stragglers}
     special = {*cluster.samples(n), *(override.node for override in cluster.overrides)}
     special |= {cluster.node_of_worker(worker) for worker in uneven}
     regular = next((node for node in range(nodes) if node not in special), 0)
-    alike = {cluster.first_worker(regular): range(n)}  # workers like one of them
+    alike = [(cluster.first_worker(regular), range(n))]  # a worker, and those like it
     for node in (node for node in special if node < nodes):
         first, size = cluster.first_worker(node), cluster.devices_at(node, n)
         workers = range(first, first + size)
-        typical = next((worker for worker in workers if worker not in uneven), first)
-        alike[typical] = workers
-        alike |= {worker: range(worker, worker + 1) for worker in uneven.intersection(workers)}
-    found = _classes_of(job, alike, job.path_efficiency)
-    kinds = list(found.values())[:1] * n
-    for worker, like in alike.items():
+        alike.append((next((one for one in workers if one not in uneven), first), workers))
+        alike += [(worker, range(worker, worker + 1)) for worker in uneven.intersection(workers)]
+    found = classes_of(job, [worker for worker, _ in alike])
+    kinds: list[Class] = []
+    for worker, like in alike:
         kinds[like.start : like.stop] = [found[worker]] * len(like)
     return kinds
 
 
-def _classes(job: Job, passing: float) -> tuple[Class, ...]:
+def _classes(job: Job) -> tuple[Class, ...]:
     """Return the classes of workers, in order of their first worker."""
     if not job.unequal:
-        return (msgspec.structs.replace(class_of(job, 0, passing), count=job.workers),)
-    alike = itertools.groupby(classes_of_workers(job), key=id)
+        return (msgspec.structs.replace(classes_of(job, [0])[0], count=job.workers),)
     counts: Counter[Class] = Counter()
-    for _, group in alike:
-        members = list(group)
-        counts[members[0]] += len(members)
+    for _, (kind, *more) in itertools.groupby(classes_of_workers(job), key=id):
+        counts[kind] += 1 + len(more)
     return tuple(msgspec.structs.replace(kind, count=count) for kind, count in counts.items())

@@ -25,7 +25,7 @@ from perfmodel import (
 from perfmodel.api import TOLERANCE
 from perfmodel.base.quantities import NO_SPREAD
 from perfmodel.inputs.cluster import Collective, Piece
-from perfmodel.phases.quantities import class_of, quantities_of
+from perfmodel.phases.quantities import classes_of, quantities_of
 from perfmodel.predicting import coarse
 from perfmodel.theory import order_statistics
 from tests.jobs import ETHERNET, cluster, job, workload
@@ -317,8 +317,7 @@ def test_classes_count_every_worker(
     where = cluster(devices_per_node=4, **changed)
     stragglers = tuple(Straggler(worker, 1.5) for worker in slow if worker < workers)
     made = job(WORK, where, workers, "asp", stragglers=stragglers)
-    passing = made.path_efficiency
-    expected = Counter(class_of(made, worker, passing) for worker in range(workers))
+    expected = Counter(classes_of(made, range(workers)).values())
     classes = quantities_of(made).classes
     counts = [(msgspec.structs.replace(kind, count=1), kind.count) for kind in classes]
     assert counts == (list(expected.items()) if len(expected) > 1 else [])
