@@ -17,7 +17,7 @@ from perfmodel.engine.few import SLOPE_ERROR, of_all, shared_parts
 from perfmodel.engine.measures import Measures, Totals, measures
 from perfmodel.engine.noise import factors_of
 from perfmodel.engine.progress import RESOLUTION_OF_SHORT
-from perfmodel.engine.run import Simulation
+from perfmodel.engine.run import Simulation, advance_all
 from perfmodel.engine.starts import ci_of, seeds
 from perfmodel.engine.tracing import recorded
 from perfmodel.engine.warmup import Progress
@@ -27,10 +27,10 @@ from perfmodel.graph.op_graph import CAUSES, OpGraph
 BOUND = CAUSES.index("staleness_bound")
 """Column of the waits for a bound on the lead of workers."""
 
-LONG_RUNS, LONG_ROUNDS, LONG_OPS = 4, (128, 512), 2_000_000
-"""Runs of workers in step, the fewest and most rounds of each, and the operations of each between
-these. Over hundreds of rounds, workers come to go from one server to the next together, or stop to
-do so."""
+FEWEST_RUNS, LONG_RUNS, LONG_ROUNDS, LONG_OPS = 2, 4, (128, 512), 2_000_000
+"""Fewest and most runs of workers in step, the fewest and most rounds of each, and the operations
+of each between these. Over hundreds of rounds, workers come to go from one server to the next
+together, or stop to do so."""
 
 ERROR_OF_ONE = 0.75
 """Error of the throughput of workers in step if a shared resource is full, times the workers that
@@ -102,24 +102,35 @@ def _slower(field: MeanField, lead: int, few: Measures, seed: int) -> float:
 def _long_runs(
     graph: OpGraph, seed: int, rel_ci: float, progress: Progress | None, compiled: bool | None
 ) -> Measures:
-    """Run a graph from several starts for many rounds. Two shorter runs are enough if all of their
-    halves are about equally fast."""
+    """Run a graph from several starts at the same time for many rounds. Two shorter runs are enough
+    if all of their halves are about equally fast."""
     rounds = min(max(LONG_OPS // graph.n_ops, LONG_ROUNDS[0]), LONG_ROUNDS[1])
+    starts = seeds(seed, LONG_RUNS)
     with contextlib.ExitStack() as opened:
         runs: list[_LongRun] = []
-        for run_seed in seeds(seed, LONG_RUNS):
-            run = Simulation(graph, run_seed, compiled, depth=recorded(graph), steady=True)
-            runs.append(_LongRun(opened.enter_context(run)))
-            for end in (rounds // 16, rounds // 8, rounds // 4):
-                runs[-1].advance(end)
-            if len(runs) == 2:
-                rates = [rate for one in runs for rate in one.rates]
-                if max(rates) - min(rates) <= rel_ci * min(rates):
-                    break
-            for one in runs if len(runs) > 1 else ():
-                one.advance(rounds)
+
+        def advance(some: list[_LongRun], end: int) -> None:
+            advance_all([one.run for one in some], end)
+            for one in some:
+                one.mark()
             if progress is not None:
-                progress(len(runs), LONG_RUNS)
+                progress(sum(one.run.rounds for one in runs), LONG_RUNS * rounds)
+
+        for number in (FEWEST_RUNS, LONG_RUNS):
+            more = [
+                _LongRun(Simulation(graph, start, compiled, depth=recorded(graph), steady=True))
+                for start in starts[len(runs) : number]
+            ]
+            for one in more:
+                opened.enter_context(one.run)
+            runs += more
+            for end in (rounds // 16, rounds // 8, rounds // 4):
+                advance(more, end)
+            rates = [rate for one in runs for rate in one.rates]
+            if max(rates) - min(rates) <= rel_ci * min(rates):
+                break
+        else:
+            advance(runs, rounds)
         totals = [one.measured for one in runs]
         ci = max(ci_of(graph, totals), RESOLUTION_OF_SHORT * rel_ci)
         whole = runs[0].run.trace_on(functools.reduce(operator.add, totals), graph.span)
@@ -133,11 +144,9 @@ class _LongRun:
         self.run = run
         self._ends: list[Totals] = []
 
-    def advance(self, rounds: int) -> None:
-        """Go on to so many rounds, if it has not come so far."""
-        if self.run.rounds < rounds:
-            self.run.advance(rounds)
-            self._ends.append(self.run.totals())
+    def mark(self) -> None:
+        """Keep the totals so far."""
+        self._ends.append(self.run.totals())
 
     @property
     def rates(self) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Self
 from weakref import WeakSet
 
@@ -82,6 +82,7 @@ class Simulation:
         compiled = requested(compiled)
         self._loop = choose(compiled)
         self._may_be_slow = compiled is None
+        self._stopped = False
         within_s = busiest_s(graph) if steady and graph.staggered else 0.0
         self.walks = walks_of(graph, self.span, depth)
         world, self._kept = make_world(
@@ -156,6 +157,10 @@ class Simulation:
         if self._go(rounds) == codes.STUCK:
             raise DeadlockError(describe_deadlock(self.graph, self.world))
 
+    def stop(self) -> None:
+        """Let what advances the simulation in another thread end soon, with an error."""
+        self._stopped = True
+
     def steps(self, rounds: int, instants: int) -> Iterator[None]:
         """Run until every group has ended ``rounds`` iterations; pause every ``instants`` instants,
         and at the end."""
@@ -217,6 +222,8 @@ class Simulation:
         """Run the event loop for at most ``instants`` instants, with regular breaks in which it can
         be interrupted."""
         while True:
+            if self._stopped:
+                raise PerfmodelError("the simulation was stopped")
             status = self._loop.advance(self._handle, rounds, instants or _INSTANTS)
             if status == codes.FULL:
                 self._take_log()
@@ -229,3 +236,24 @@ class Simulation:
                 return status
             elif self._ahead() > STARVED:
                 raise DeadlockError(describe_starvation(self.graph, self.world))
+
+
+def advance_all(runs: Sequence[Simulation], rounds: int) -> None:
+    """Run simulations at the same time, until every group of each has ended ``rounds`` iterations.
+    The compiled event loop does not hold up other threads.
+
+    Raises
+    ------
+    DeadlockError : see :meth:`Simulation.advance`.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(len(runs)) as threads:
+        waiting = [threads.submit(run.advance, rounds) for run in runs]
+        try:
+            for one in waiting:
+                one.result()
+        except BaseException:  # of an interrupt, too, nothing may go on in the background
+            for run in runs:
+                run.stop()
+            raise

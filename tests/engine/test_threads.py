@@ -1,11 +1,17 @@
-"""New processes whose first predictions run in several threads at once."""
+"""Simulations and predictions that run in several threads at once."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+
+from perfmodel import build_graph, make_job
+from perfmodel.base.errors import PerfmodelError
+from perfmodel.engine.run import Simulation, advance_all
+from perfmodel.graph.op_graph import OpGraph
 
 PROGRAM = """
 import sys, threading
@@ -53,3 +59,32 @@ def test_first_predictions_from_eight_threads() -> None:
 @pytest.mark.slow
 def test_first_predictions_from_eight_threads_of_50_processes() -> None:
     assert crashes(50) == []
+
+
+def asynchronous() -> OpGraph:
+    return build_graph(make_job(model="resnet18", arch="asp", workers=4, jitter=0.1))
+
+
+def test_simulations_at_the_same_time_are_as_they_are_alone() -> None:
+    graph = asynchronous()
+    with Simulation(graph, 1) as one, Simulation(graph, 2) as two, Simulation(graph, 3) as third:
+        advance_all([one, two], 20)
+        advance_all([one, two, third], 30)
+        found = [run.totals() for run in (one, two, third)]
+    for seed, totals in enumerate(found, 1):
+        with Simulation(graph, seed) as alone:
+            alone.advance(20)
+            alone.advance(30)
+            expected = alone.totals()
+        assert totals.time == expected.time
+        np.testing.assert_array_equal(totals.iterations, expected.iterations)
+
+
+def test_an_error_in_one_simulation_ends_the_others() -> None:
+    """Rather than that these go on for 20 s."""
+    graph = asynchronous()
+    with Simulation(graph, 1) as one, Simulation(graph, 2) as two:
+        one.stop()
+        with pytest.raises(PerfmodelError, match="stopped"):
+            advance_all([one, two], 200_000)
+        assert two.rounds < 100_000
