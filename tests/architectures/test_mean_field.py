@@ -22,6 +22,7 @@ from perfmodel.graph.mean_field import MeanField
 from perfmodel.graph.op_graph import CAUSES
 from perfmodel.inputs.cluster import NodeOverride
 from perfmodel.inputs.job import Job
+from perfmodel.inputs.sites import Site, SiteLink
 from tests.jobs import cluster, workload
 
 FAR = Straggler(270, 4.0)
@@ -359,6 +360,23 @@ def test_nodes_with_several_workers_and_servers_are_not_taken_to_be_alike() -> N
     few, many = (placed(workers=512, options={"servers": s}, colocated=True) for s in (8, 128))
     assert (field_of(on_nodes(few, 4)).graph.group_count[:32] == 1).all()
     assert mean_field_of(on_nodes(many, 4)) is None
+
+
+def test_each_site_has_its_own_pace_by_hand() -> None:
+    """The link between the sites carries 25 of the pulls a second of the 150 workers at the far
+    one; those beside the server compute for 3 s and pull over a link that is three quarters busy.
+    Alone, all would be equally fast."""
+    one = job(300, jitter=0.05)
+    sites = (Site("near", 151), Site("far", 150))
+    link = SiteLink(bandwidth_bytes_per_s=250.0, latency_s=0.0)
+    server = msgspec.structs.replace(one.cluster.server, site="near")
+    spec = msgspec.structs.replace(one.cluster, server=server, sites=sites, site_links=(link,))
+    field = field_of(msgspec.structs.replace(one, cluster=spec))
+    found = simulate_mean_field(field, seed=1)
+    near, far = np.split(found.iterations_per_s[field.graph.worker_group], 2)
+    assert found.ci_fraction < 0.03
+    assert far.sum() == pytest.approx(250.0 / SENT_BYTES, rel=found.ci_fraction)
+    assert near.mean() == pytest.approx(1.0 / (COMPUTE_S + 0.05), rel=found.ci_fraction + 0.01)
 
 
 def stale(found: Measures) -> float:
