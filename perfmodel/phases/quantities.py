@@ -332,7 +332,7 @@ def quantities_of(job: Job, layers: Layers | Whole | None = None) -> Quantities:
     at_servers = min((passing * rate for rate in of_servers), default=goodput)
     inside, over = cluster.intra_node, cluster.core_oversubscription
     placed = bool(cluster.devices_on_nodes)
-    classes = _classes(job)
+    classes = _classes(job, passing)
     mean = sum(kind.count * kind.scale for kind in classes) / n
     cv = iteration_cv(job)
     without = "lognormal" if w.packing is None else KIND
@@ -458,9 +458,9 @@ def _crossings(job: Job) -> _Crossings:
     return _Crossings(flow, float(between.bytes_per_s[step].min()), latency_s)
 
 
-def classes_of(job: Job, workers: Sequence[int]) -> dict[int, Class]:
-    """Return the class of each of some workers; their counts are 1."""
-    data_s, passing, found = job.workload.data_loading_s, job.path_efficiency, {}
+def classes_of(job: Job, workers: Sequence[int], passing: float) -> dict[int, Class]:
+    """Return the class of each of some workers, given ``path_efficiency``; their counts are 1."""
+    data_s, found = job.workload.data_loading_s, {}
     for worker, seat in zip(workers, job.seats(workers), strict=True):
         goodput, loading_s = seat.nic.goodput_bytes_per_s * passing, data_s * seat.loading
         found[worker] = Class(1, seat.slowdown, goodput, loading_s, seat.devices)
@@ -483,17 +483,17 @@ def classes_of_workers(job: Job) -> list[Class]:
         workers = range(first, first + size)
         alike.append((next((one for one in workers if one not in uneven), first), workers))
         alike += [(worker, range(worker, worker + 1)) for worker in uneven.intersection(workers)]
-    found = classes_of(job, [worker for worker, _ in alike])
+    found = classes_of(job, [worker for worker, _ in alike], job.path_efficiency)
     kinds: list[Class] = []
     for worker, like in alike:
         kinds[like.start : like.stop] = [found[worker]] * len(like)
     return kinds
 
 
-def _classes(job: Job) -> tuple[Class, ...]:
+def _classes(job: Job, passing: float) -> tuple[Class, ...]:
     """Return the classes of workers, in order of their first worker."""
     if not job.unequal:
-        return (msgspec.structs.replace(classes_of(job, [0])[0], count=job.workers),)
+        return (msgspec.structs.replace(classes_of(job, [0], passing)[0], count=job.workers),)
     counts: Counter[Class] = Counter()
     for _, (kind, *more) in itertools.groupby(classes_of_workers(job), key=id):
         counts[kind] += 1 + len(more)

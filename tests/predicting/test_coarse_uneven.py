@@ -317,7 +317,7 @@ def test_classes_count_every_worker(
     where = cluster(devices_per_node=4, **changed)
     stragglers = tuple(Straggler(worker, 1.5) for worker in slow if worker < workers)
     made = job(WORK, where, workers, "asp", stragglers=stragglers)
-    expected = Counter(classes_of(made, range(workers)).values())
+    expected = Counter(classes_of(made, range(workers), made.path_efficiency).values())
     classes = quantities_of(made).classes
     counts = [(msgspec.structs.replace(kind, count=1), kind.count) for kind in classes]
     assert counts == (list(expected.items()) if len(expected) > 1 else [])
