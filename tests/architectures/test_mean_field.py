@@ -300,7 +300,7 @@ LOADED = [
     {"workers": 280, "stragglers": [Straggler(i, 2.0) for i in range(140)], "jitter": 0.05},
     {"workers": 420, "stragglers": [Straggler(300, 2.0)], "colocated": True, "jitter": 0.05},
     {"workers": 280, "slow_nodes": range(200, 280), "jitter": 0.05},
-    {"workers": 512, "arch": "adpsgd", "jitter": 0.03},
+    pytest.param({"workers": 512, "arch": "adpsgd", "jitter": 0.03}, marks=pytest.mark.slow),
     {"workers": 600, "arch": "adpsgd", "stragglers": [Straggler(501, 3.0)], "jitter": 0.03},
     {"workers": 512, "arch": "gosgd", "jitter": 0.03},
 ]
@@ -452,8 +452,11 @@ def test_a_field_without_shared_resources_needs_no_guess() -> None:
     "given",
     [
         {"stragglers": [Straggler(1, 1.3)], "jitter": 0.05},
-        {"stragglers": [Straggler(1, 1.3)], "jitter": 0.05, "workers": 512},
-        {"options": {"staleness_bound": 1}, "jitter": 0.3},
+        pytest.param(
+            {"stragglers": [Straggler(1, 1.3)], "jitter": 0.05, "workers": 512},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"options": {"staleness_bound": 1}, "jitter": 0.3}, marks=pytest.mark.slow),
         {"options": {"staleness_bound": 1}, "jitter": 0.1},
         pytest.param(
             {"options": {"staleness_bound": 1}, "jitter": 0.3, "workers": 512},

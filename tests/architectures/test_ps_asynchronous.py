@@ -35,6 +35,7 @@ def test_workers_that_vary_do_not_fall_into_step() -> None:
     assert 16 / 17 < share_of_formula(0.05) < 1.01
 
 
+@pytest.mark.slow
 def test_canary_exactly_equal_shares_keep_them_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(incast, "NEARLY_EQUAL", 0.0)
     assert share_of_formula(0.06) < 0.65  # another job, as simulations are kept

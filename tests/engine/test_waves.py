@@ -102,6 +102,7 @@ def test_waves_that_do_not_show_are_part_of_the_interval(
     assert simulate(graph).ci_fraction > unseen
 
 
+@pytest.mark.slow
 def test_many_workers_on_full_links_come_in_waves() -> None:
     """As a few with an even load of the others do not show."""
     job = both_ways(400)
