@@ -9,7 +9,8 @@ start many processes, and rewriting the assertions of all tests takes half the t
 Where nothing has been rewritten yet, two processes begin at different ends.
 
 ``--hypothesis-profile=long`` draws forty times as many, different ones each time. ``--drawn N``
-runs one in N of the selected cases of each rule: the same ``--seed`` draws the same ones again.
+runs one in N of the selected cases of each rule, or of every second rule with
+``--drawn-by half``: the same ``--seed`` draws the same ones again.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("cases")
     group.addoption("--drawn", type=int, default=1, metavar="N", help="run one in N cases")
-    group.addoption("--drawn-by", choices=["rule", "file"], default="rule", help="of what")
+    group.addoption("--drawn-by", choices=["rule", "half", "file"], default="rule", help="of what")
     group.addoption("--seed", default="0", help="what --drawn draws by")
 
 

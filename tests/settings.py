@@ -88,11 +88,15 @@ def family(item: pytest.Item, by: str) -> tuple[str, str]:
 
 
 def drawn(items: Iterable[pytest.Item], share: int, seed: str, by: str = "rule") -> set[str]:
-    """Identifiers of one in ``share`` of the units of each family, and at least one of each."""
+    """Identifiers of one in ``share`` of the units of each family, and at least one of each; by
+    ``half``, of about every second family only."""
     families: dict[str, dict[str, list[str]]] = {}
     for item in items:
         name, unit = family(item, by)
         families.setdefault(name, {}).setdefault(unit, []).append(item.nodeid)
+    if by == "half" and share > 1:
+        names = [name for name in families if Random(f"{seed} half {name}").random() < 0.5]
+        families = {name: families[name] for name in names}
     return {
         identifier
         for name, units in families.items()

@@ -118,6 +118,19 @@ def test_a_file_can_be_the_family() -> None:
     assert len(drawn(cases(one=1, two=1, three=6), 4, "s", "file")) == 2
 
 
+def test_half_of_the_rules_can_be_drawn() -> None:
+    rules = [f"test_{n}" for n in range(100)]
+    made = cases(**dict.fromkeys(rules, 4))
+    found = drawn(made, 4, "s", "half")
+    assert 30 < len(found) < 70
+    assert found == drawn(made, 4, "s", "half")
+    assert found < drawn(made, 4, "s")
+    assert drawn(made[:200], 4, "s", "half") < found
+    several = (counted(drawn(made, 4, str(seed), "half")) for seed in range(20))
+    assert set().union(*several) == set(rules)
+    assert len(drawn(made, 1, "s", "half")) == len(made)
+
+
 class Recorder:
     """A plugin that keeps the names of collected tests."""
 

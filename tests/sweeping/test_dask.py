@@ -23,10 +23,10 @@ from perfmodel.sweeping.executors import opened
 pytestmark = pytest.mark.slow
 
 PATIENCE_S = 60.0
-CHUNKS = 64
+CHUNKS = 40
 ASKED = (
     "sweep --model resnet50 --device v100 --arch gosgd --workers 4,8,16,32 --jitter 0.1 "
-    "--fidelity fine --seed 1,2..16 --csv"
+    "--fidelity fine --seed 1,2..10 --csv"
 )
 
 COUNT = """
