@@ -9,22 +9,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from perfmodel.base.arrays import Floats
-from perfmodel.base.quantities import Quantity, axes_of, column
+from perfmodel.base.arrays import Floats, Ids
+from perfmodel.base.quantities import Quantity, axes_of
 
 Parts = tuple[tuple[tuple[int, float, float], ...], ...]
 """For each layer, the place, the bytes and the tensors of each of its parts."""
 
 
-class Place(msgspec.Struct, frozen=True):
-    """The parts of one place in the order of the backward pass, all of shape (parts,): the number
-    of layers whose backward pass has begun before, the bytes and the tensors."""
+class Places(NamedTuple):
+    """The parts of each place in the order of the backward pass, all of shape (places, parts): the
+    number of layers whose backward pass has begun before, the bytes and the tensors.
 
-    after: NDArray[np.int64]
+    Where a place has fewer parts than another, further ones have no bytes.
+    """
+
+    after: Ids
     bytes: Floats
     tensors: Floats
 
@@ -38,23 +39,23 @@ class PartService(NamedTuple):
     longer: Quantity
 
 
-def places_of(parts: Parts) -> list[Place]:
+def places_of(parts: Parts) -> Places:
     """Return the parts of each place; ``parts`` are those of each layer, in forward order."""
-    held: dict[int, list[tuple[int, float, float]]] = {}
+    held: dict[int, list[tuple[float, float, float]]] = {}
     for after, layer in enumerate(parts[::-1]):
         for place, size, tensors in layer:
             held.setdefault(place, []).append((after, size, tensors))
-    columns = [zip(*rows, strict=True) for rows in held.values()]
-    return [
-        Place(np.array(after, np.int64), np.array(sizes), np.array(tensors))
-        for after, sizes, tensors in columns
-    ]
+    rows = np.zeros((len(held), max(map(len, held.values()), default=0), 3))
+    for row, those in zip(rows, held.values(), strict=True):
+        row[: len(those)] = those
+        row[len(those) :, 0] = those[-1][0]
+    return Places(rows[..., 0].astype(np.int64), rows[..., 1], rows[..., 2])
 
 
 def sent_s(
     made_s: Floats,
     computed_s: Quantity,
-    places: Sequence[Place],
+    places: Places,
     stages: Sequence[PartService],
     *,
     overlap: bool,
@@ -73,16 +74,20 @@ def sent_s(
     """
     axes = max(made_s.ndim - 1, axes_of(*(value for stage in stages for value in stage)))
     made_s = made_s.reshape(len(made_s), *(1,) * (axes + 1 - made_s.ndim), *made_s.shape[1:])
-    ends: list[Quantity] = [0.0 for _ in stages]
-    for place in places:
-        sizes, tensors = column(place.bytes, axes), column(place.tensors, axes)
-        end = made_s[place.after] if overlap else np.asarray(computed_s)[None]
-        for k, stage in enumerate(stages):
-            busy = sizes * stage.per_byte_s + tensors * stage.per_tensor_s
-            until = np.cumsum(busy, axis=0)
-            end = until + np.maximum.accumulate(end - (until - busy), axis=0)
-            ends[k] = np.maximum(ends[k], end[-1])
-            if not (isinstance(stage.longer, float) and stage.longer == 1.0):
-                end = end + (stage.longer - 1.0) * busy
-                ends[k] = np.maximum(ends[k], end.max(axis=0))
+    sizes, tensors = (
+        values.reshape(*values.shape, *(1,) * axes) for values in (places.bytes, places.tensors)
+    )
+    if not sizes.size:
+        return [0.0 for _ in stages]
+    end = made_s[places.after] if overlap else np.asarray(computed_s)[None, None]
+    ends: list[Quantity] = []
+    for stage in stages:
+        busy = sizes * stage.per_byte_s + tensors * stage.per_tensor_s
+        until = np.cumsum(busy, axis=1)
+        end = until + np.maximum.accumulate(end - (until - busy), axis=1)
+        last = end[:, -1].max(axis=0)
+        if not (isinstance(stage.longer, float) and stage.longer == 1.0):
+            end = end + (stage.longer - 1.0) * busy
+            last = np.maximum(last, end.max(axis=(0, 1)))
+        ends.append(last)
     return ends

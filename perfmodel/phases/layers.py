@@ -15,6 +15,7 @@ from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
 
 if TYPE_CHECKING:
     from perfmodel.phases import cumulative, lines
+    from perfmodel.theory.fronts import Lines
 
 Made = TypeVar("Made")
 
@@ -23,6 +24,9 @@ FEW_VALUES = 128
 
 OF_BYTES, OF_LAYERS, OF_JOB = "known_of_bytes", "known", "known_of_job"
 """Where layers keep what depends on their bytes alone, on the layers, or also on their job."""
+
+MANY_PARTS = 128
+"""Number of parts of gradients from which all layers at once are faster for single numbers, too."""
 
 MOST_KNOWN = 64
 """Largest number of values that layers keep of one kind."""
@@ -225,8 +229,9 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
 
         .. math:: \max_l \left( x \sum_{j \le l} s_j + \sum_{j \ge l} f_j \right)
         """
-        if type(per_byte_s) is float and type(scale) is float:
-            pass  # the most frequent case
+        if self._all_numbers(per_byte_s, scale):
+            if self._has_many_parts:
+                return float((self._pulling @ np.array([scale, per_byte_s])).max())
         elif many(per_byte_s, scale):
             from perfmodel.phases import lines  # slow to import
 
@@ -234,13 +239,9 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
             if paths is not None:
                 return paths.ends_s((scale, per_byte_s))[0]
         elif axes_of(per_byte_s, scale):
-            from perfmodel.phases import lines
             from perfmodel.theory.fronts import largest
 
-            times = self.once(
-                "pulling", lambda: lines.pulling(self.first_s, self.forward_s, self._loads)
-            )
-            return largest([times], [scale, per_byte_s])[0]
+            return largest([self._pulling], [scale, per_byte_s])[0]
         arrived: dict[int, Quantity] = {}
         computed: Quantity = self.first_s * scale
         for seconds, parts in zip(self.forward_s, self.parts, strict=True):
@@ -283,7 +284,7 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
             paths = self._critical_paths(tuple(stages), overlap, not is_nothing(encode_per_byte_s))
         if paths is not None:
             computed, *ends = paths.ends_s(values)
-        elif self._few_arrays(scale, stages, encode_per_byte_s):
+        elif self._fast_at_once(scale, stages, encode_per_byte_s):
             computed, ends = self._at_once(scale, stages, encode_per_byte_s, overlap)
         else:
             computed, ends = self._one_by_one(scale, stages, encode_per_byte_s, overlap)
@@ -305,12 +306,31 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         *ends, _ = self.backward_and_send_s(scale, stages, encode_per_byte_s=encode_per_byte_s)
         return ends, self.pull_and_forward_s(pull_per_byte_s, scale)
 
-    def _few_arrays(self, scale: Quantity, stages: Sequence[Stage], encode: Quantity) -> bool:
-        """Return whether some quantity is an array, and none so long that layers make it large."""
+    def _fast_at_once(self, scale: Quantity, stages: Sequence[Stage], encode: Quantity) -> bool:
+        """Return whether all layers at once are faster: for arrays that are not long, and for
+        numbers if there are many parts."""
         values = (scale, encode, *(value for stage in stages for value in stage))
+        if self._all_numbers(*values):
+            return self._has_many_parts
         arrays = [value for value in values if isinstance(value, np.ndarray)]
         short = all(array.size < FEW_VALUES for array in arrays)
         return short and (any(array.ndim for array in arrays) or self.axes > 0)
+
+    def _all_numbers(self, *values: Quantity) -> bool:
+        """Return whether these and the times of layers are numbers."""
+        return self.axes == 0 and all(isinstance(value, (int, float)) for value in values)
+
+    @property
+    def _has_many_parts(self) -> bool:
+        return self.once("many", lambda: sum(map(len, self.parts)) >= MANY_PARTS)
+
+    @property
+    def _pulling(self) -> Lines:
+        from perfmodel.phases import lines  # slow to import
+
+        return self.once(
+            "pulling", lambda: lines.pulling(self.first_s, self.forward_s, self._loads)
+        )
 
     def _at_once(
         self,
@@ -334,7 +354,9 @@ class Layers(msgspec.Struct, frozen=True, eq=False, dict=True):
         computed = made[-1] + self.last_s * scale
         services = [cumulative.PartService(*stage.each_s, stage.longer) for stage in stages]
         places = self.once("places", lambda: cumulative.places_of(self._loads))
-        return computed, cumulative.sent_s(made, computed, places, services, overlap=overlap)
+        ends = cumulative.sent_s(made, computed, places, services, overlap=overlap)
+        computed, *ends = (end if np.ndim(end) else float(end) for end in (computed, *ends))
+        return computed, ends
 
     def _one_by_one(
         self,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from perfmodel import Job, Variants, evaluate, make_job
+from perfmodel import Job, Variants, evaluate, make_job, predict
 from perfmodel.base import quantities
 from perfmodel.catalogue import catalogue
 from perfmodel.phases import lines
@@ -92,6 +93,37 @@ def test_layers_cost_little_more_than_the_whole(options: dict[str, Any]) -> None
     seconds(None)
     layered, whole = (min(seconds(s) for _ in range(3)) for s in (None, np.inf))
     assert layered < 6.0 * whole
+
+
+@pytest.mark.parametrize("options", [{}, {"duplex": True}, {"duplex": True, "overlap": False}])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_many_parts_take_as_long_at_once_as_one_by_one(
+    options: dict[str, Any], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of tensors that are divided among 64 servers."""
+    one = job("vgg16", "asp", {"servers": 64, **options})
+    server = msgspec.structs.replace(one.cluster.server, threads=threads)
+    one = msgspec.structs.replace(one, cluster=msgspec.structs.replace(one.cluster, server=server))
+    taken = []
+    for at_once in (True, False):
+        monkeypatch.setattr(Layers, "_has_many_parts", at_once)
+        taken.append(predict(one, fidelity="coarse"))
+    assert taken[0].phases_s == pytest.approx(taken[1].phases_s, rel=1e-12)
+
+
+def test_parts_of_two_places_at_once_by_hand() -> None:
+    """The backward pass ends after 2 s; place 0 has 4 and 2 bytes, place 1 has 3 of the first
+    layer. At 2 s per byte, those of place 0 are sent after 5 and 13 s, and are updated, at 1 s per
+    byte, after 7 and 17 s; those of place 1 after 8 and 11 s."""
+    parts = (Part(0, 4.0, 1.0), Part(1, 3.0, 1.0)), (Part(0, 2.0, 1.0),)
+    layers = Layers(
+        (1.0, 1.0), (1.0, 1.0), (7.0, 2.0), parts, (0, 1), 0.0, 0.0, (0.0, 0.0), (0.0, 0.0)
+    )
+    stages = [Stage(0.0, 1, times=2.0), Stage(0.0, 1.0)]
+    computed, ends = layers._at_once(1.0, stages, 0.0, True)
+    assert (computed, ends) == (2.0, [13.0, 17.0])
+    computed, ends = layers._at_once(1.0, stages, 0.0, False)
+    assert (computed, ends) == (2.0, [14.0, 18.0])
 
 
 def test_by_hand() -> None:
