@@ -15,7 +15,7 @@ from perfmodel.graph.mean_field import MeanField
 from perfmodel.graph.op_graph import MANY_GROUPS, OpGraph
 from perfmodel.graph.work import may_come_in_waves
 from perfmodel.inputs.job import Job
-from perfmodel.training.workers import alike, in_blocks, like_one_layer
+from perfmodel.training.workers import BLOCKS, alike, in_blocks
 
 MOST = 128
 """Most workers of a graph that represent all, unless there are more kinds of them."""
@@ -26,13 +26,12 @@ OPS = 70_000
 WAVE_BLOCKS = 8
 """Blocks that layers are joined to if all workers are simulated and may come in waves."""
 
-BLOCKS, MOST_IN_STEP, OPS_IN_STEP = 4, 64, 10_000
-"""Blocks of layers, workers and operations of a graph if workers go on in step, at most: their runs
-have to be long."""
+MOST_IN_STEP, OPS_IN_STEP = 64, 10_000
+"""Most workers and operations of a graph if workers go on in step: their runs have to be long."""
 
-MOST_HOSTS = 32
+MOST_HOSTS, HALF = 32, 0.5
 """Most servers on workers' nodes each of which makes its node another kind, unless workers go on in
-step or there are several on a node (decision 0106)."""
+step (decision 0106); how busy links may be then, if nodes have several (decision 0109)."""
 
 
 def has_many(job: Job) -> bool:
@@ -70,6 +69,8 @@ def mean_field_of(
     hosts_alike = len(devices) == 1 and _many_hosts(devices[0])
     units = Units.of(devices, hosts_alike=hosts_alike)
     field = _sampled(job, few, units, len(devices))
+    if field is not None and hosts_alike and not np.diff(devices[0].node).all():
+        return msgspec.structs.replace(field, most_busy=HALF)
     if field is None or hosts_alike or not field.links_in_turn:
         return field
     together = _sampled(job, few, units, len(devices), in_step=True)
@@ -87,8 +88,8 @@ def _sampled(
 ) -> MeanField | None:
     """Return the mean field of a job from a sample of its units; None if that would be most of
     them. If all devices of a worker use servers, there is one of all of them then."""
-    if in_step and job.replica is None and like_one_layer(job):
-        job = msgspec.structs.replace(job, workload=in_blocks(job.workload, BLOCKS))
+    if in_step and job.replica is None:
+        job = in_blocks(job, BLOCKS)
     fewest, servers = architecture_of(job).fewest, job.options.server_count > 0
     graph, sample = None, units.sample(fewest, fewest)
     some = units.workers(sample)
@@ -123,9 +124,10 @@ def _sampled(
 def joined(job: Job, graph: OpGraph) -> Job | None:
     """Return a job with layers joined to some blocks if workers of its graph, which has all, may
     come in waves: runs are long then (decision 0104). None if they may not, or layers differ."""
-    if job.replica is not None or not like_one_layer(job) or not may_come_in_waves(graph):
+    if job.replica is not None or not may_come_in_waves(graph):
         return None
-    return msgspec.structs.replace(job, workload=in_blocks(job.workload, WAVE_BLOCKS))
+    fewer = in_blocks(job, WAVE_BLOCKS)
+    return None if fewer is job else fewer
 
 
 def represented(job: Job, graph: OpGraph) -> tuple[str, ...]:
@@ -141,10 +143,9 @@ def represented(job: Job, graph: OpGraph) -> tuple[str, ...]:
 
 
 def _many_hosts(devices: Devices) -> bool:
-    """Return whether many servers are on nodes of single workers."""
-    job, node = devices
-    colocated = job.cluster.server.placement == "colocated"
-    return colocated and job.options.server_count > MOST_HOSTS and bool(np.diff(node).all())
+    """Return whether many servers are on nodes of workers."""
+    placement = devices.job.cluster.server.placement
+    return placement == "colocated" and devices.job.options.server_count > MOST_HOSTS
 
 
 def _represented(job: Job) -> bool:

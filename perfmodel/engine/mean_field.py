@@ -30,6 +30,9 @@ SLOWER_OF_ONE, MOST_OF_ONE = 2.0, 3.0
 """By how much a few in proportion to full links are slower than all, as a fraction times their
 number, on average and at most (decision 0105)."""
 
+ROUGH_ERROR = 0.2
+"""Error of the throughput of a few that represent all only roughly (decision 0109)."""
+
 APART = 0.01
 """Least relative difference between two guesses that tell how one rate depends on the other."""
 
@@ -60,6 +63,15 @@ def simulate_mean_field(
         return simulate_in_step(field, seed, rel_ci, progress, compiled=compiled)
     if not len(field.shared):
         return simulate(field.graph, seed=seed, rel_ci=rel_ci, progress=progress, compiled=compiled)
+    guessed = _guessed(field, seed, rel_ci, compiled)
+    return _measured(field, guessed, seed, rel_ci, progress, compiled)
+
+
+def _guessed(
+    field: MeanField, seed: int, rel_ci: float, compiled: bool | None
+) -> tuple[_Rates, Floats]:
+    """Find the rate of all workers by short runs; return it, and how fast each group's workers are
+    relative to the mean, (groups,)."""
     alone = 1.0 / np.maximum(_alone_s(field.graph), NO_TIME)
     pace = alone / field.mean(alone)
     rates = _Rates(field.most(pace), field.mean(alone))
@@ -79,6 +91,19 @@ def simulate_mean_field(
             break
         if rates.closed(found, CLOSE * rel_ci * rates.wider if rates.slope else close):
             break
+    return rates, pace
+
+
+def _measured(
+    field: MeanField,
+    guessed: tuple[_Rates, Floats],
+    seed: int,
+    rel_ci: float,
+    progress: Progress | None,
+    compiled: bool | None,
+) -> Measures:
+    """Run the graph while the others are as fast as guessed, and correct what comes out."""
+    rates, pace = guessed
     guess, steep = rates.guess, 1.0 - rates.slope
     graph = field.at(guess * pace)
     few = simulate(
@@ -110,6 +135,8 @@ def simulate_many(
     ------
     InputError, DeadlockError : see :func:`perfmodel.engine.simulation.simulate`.
     """
+    if field.most_busy < 1.0:
+        return field.graph, _roughly(field, seed, rel_ci, progress)
     evenly = simulate_mean_field(field, seed, rel_ci, progress)
     graph, together = field.graph, field.together
     if together is None or shared_parts(field, evenly).max() < NEARLY_FULL:
@@ -124,6 +151,18 @@ def simulate_many(
     wide = waves.ci_fraction + missing / 2.0
     waves = msgspec.structs.replace(faster(waves, 1.0 + missing), ci_fraction=wide)
     return together.graph, waves
+
+
+def _roughly(field: MeanField, seed: int, rel_ci: float, progress: Progress | None) -> Measures:
+    """Run a mean field whose few represent all only roughly if links are busy: then there is no
+    point in a narrow interval of the few."""
+    rough = max(rel_ci, ROUGH_ERROR / 2.0)
+    rates, pace = _guessed(field, seed, rough, None)
+    links = field.shared >= len(field.graph.slot_place)
+    if field.parts(rates.guess * pace)[links].max(initial=0.0) <= field.most_busy:
+        return simulate_mean_field(field, seed, rel_ci, progress)
+    few = _measured(field, (rates, pace), seed, rough, progress, None)
+    return msgspec.structs.replace(few, ci_fraction=few.ci_fraction + ROUGH_ERROR)
 
 
 class _Rates:

@@ -50,6 +50,8 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
     in_step : whether workers go on together.
     lead : how many iterations workers may be ahead of the slowest; None without a bound.
     together : the same job with workers in step, if they may come to go on so on full links.
+    most_busy : part of the time for which shared links may be busy; if they are busier, a few
+        represent all roughly.
     """
 
     graph: OpGraph
@@ -61,6 +63,7 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
     in_step: bool = False
     lead: int | None = None
     together: MeanField | None = None
+    most_busy: float = 1.0
 
     @classmethod
     def of(
@@ -121,8 +124,13 @@ class MeanField(msgspec.Struct, frozen=True, eq=False):
     def most(self, rates: Floats) -> float:
         """Return how many times as fast as these ``rates``, in iterations per second (groups,),
         workers are if a shared resource is full; infinite without any."""
-        busiest = float((rates @ (self.own_s + self.others_s)).max(initial=0.0))
+        busiest = float(self.parts(rates).max(initial=0.0))
         return 1.0 / busiest if busiest > 0.0 else math.inf
+
+    def parts(self, rates: Floats) -> Floats:
+        """Return the part of the time for which each shared resource is busy, (shared,), at these
+        ``rates``, in iterations per second (groups,)."""
+        return rates @ (self.own_s + self.others_s)
 
     def left(self, rates: Floats) -> tuple[Floats, Floats]:
         """Return the part of each slot and link that is left for the groups of the graph while each

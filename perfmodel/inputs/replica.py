@@ -234,6 +234,13 @@ class ReplicaStage(msgspec.Struct, frozen=True):
     copies: int = 1
     routing: RoutedLayers | None = None
 
+    @property
+    def exchanges(self) -> bool:
+        """Whether its devices exchange something for each layer, or wait for each other there."""
+        sums = self.forward_sums or self.backward_sums or self.gradient_sums
+        exchanges = self.forward_exchanges or self.backward_exchanges or self.routing
+        return bool(sums or exchanges or self.forward_waits_s or self.backward_waits_s)
+
 
 def read_stage_layers(given: str | tuple[int, ...] | None) -> tuple[int, ...]:
     """Read the layers of each chunk, such as ``5+4+4+5``.

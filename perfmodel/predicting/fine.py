@@ -35,11 +35,7 @@ ROUNDING = 1e-9
 
 
 def build_graph(
-    job: Job,
-    *,
-    fold: bool = False,
-    max_ops: float = math.inf,
-    iterations: int | None = None,
+    job: Job, *, fold: bool = False, max_ops: float = math.inf, iterations: int | None = None
 ) -> OpGraph:
     """Build the op graph of a job.
 

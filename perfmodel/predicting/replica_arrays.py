@@ -32,12 +32,7 @@ from perfmodel.predicting.replica_columns import (
     timed,
     updates_of,
 )
-from perfmodel.predicting.replica_formulas import (
-    alone_between,
-    finals_of,
-    passes_of,
-    sum_of_tied_s,
-)
+from perfmodel.predicting.replica_formulas import alone_between, finals_of, passes_of, sum_of_tied_s
 from perfmodel.predicting.replica_lines import Value, line_of, on_line
 from perfmodel.predicting.replicas import replica_of
 from perfmodel.replicas.stages import chunks_of

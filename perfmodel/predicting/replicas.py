@@ -38,6 +38,7 @@ from perfmodel.replicas.seats import Seats, of_groups, positions_of, seats_of
 from perfmodel.replicas.stage_work import boundary_bytes, groups_of, schedule_of, stages_of
 from perfmodel.training.spans import Paths, paths_of
 from perfmodel.training.stages import ENDS, STARTS, TIED
+from perfmodel.training.workers import BLOCKS, in_blocks
 
 WORKERS: tuple[Axis, ...] = (("worker", None),)
 """Axes of operations that every worker has."""
@@ -361,7 +362,8 @@ def _graphs(jobs: list[StageJob], some: Ids | None, *, fold: bool) -> list[OpGra
     for job, *_ in jobs:
         architecture, graph = architecture_of(job), None
         if some is not None and architecture.few is not None:
-            graph = architecture.few(job, some)
+            in_step = len(some) < job.workers and job.options.server_count > 0
+            graph = architecture.few(in_blocks(job, BLOCKS) if in_step else job, some)
         elif fold and architecture.fold is not None:
             graph = architecture.fold(job)
         graphs.append(architecture.build(job) if graph is None else graph)

@@ -7,12 +7,15 @@ import math
 import msgspec
 import pytest
 
+from perfmodel import make_job
 from perfmodel.architectures.mean_field import WAVE_BLOCKS
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
-from perfmodel.predicting import fine
+from perfmodel.inputs.replica import Replica, Tied
+from perfmodel.predicting import fine, replicas
 from perfmodel.training.workers import in_blocks
 from tests.engine.test_waves import both_ways
+from tests.predicting.test_replicas import job as job_of_replicas, work
 
 
 def simulated(job: Job) -> OpGraph:
@@ -20,7 +23,7 @@ def simulated(job: Job) -> OpGraph:
 
 
 def joined(job: Job) -> Job:
-    return msgspec.structs.replace(job, workload=in_blocks(job.workload, WAVE_BLOCKS))
+    return in_blocks(job, WAVE_BLOCKS)
 
 
 def test_layers_are_joined_if_workers_may_come_in_waves() -> None:
@@ -34,3 +37,31 @@ def test_layers_are_joined_if_workers_may_come_in_waves() -> None:
 def test_layers_stay_if_they_may_not(job: Job) -> None:
     """Updates take longer than messages; fewer than 32 workers take many rounds anyway."""
     assert simulated(job).n_ops == fine.build_graph(job).n_ops
+
+
+def test_layers_of_a_stage_are_joined_within_chunks_by_hand() -> None:
+    """Two chunks of three equal layers, joined to two blocks each: the middle of a layer
+    decides, so the second of three is in the second block. The earlier one of two passes counts as
+    time of the first layer, and has no influence. The table that another stage has stays with its
+    layer."""
+    layers = [(1.0, 2.0, 3e6, 1e-3)] * 12
+    replicas_of = job_of_replicas(work(layers, 2), 2, virtual_stages=2, arch="asp", workers=2)
+    one = replicas.stage_jobs(replicas_of)[1].job
+    assert one.stage is not None
+    assert one.stage.chunk_layers == (3, 3)
+    tied = msgspec.structs.replace(one.stage, tied=Tied(layer=5, bytes=1.0))
+    found = in_blocks(msgspec.structs.replace(one, stage=tied), 2)
+    assert found.stage is not None
+    assert found.stage.chunk_layers == (2, 2)
+    assert found.stage.tied == Tied(layer=3, bytes=1.0)
+    assert [layer.forward_s for layer in found.workload.layers] == [1.0 + 18.0, 2.0, 1.0, 2.0]
+    assert [len(layer.tensor_bytes) for layer in found.workload.layers] == [1, 2, 1, 2]
+
+
+def test_layers_that_devices_divide_stay() -> None:
+    """Their devices exchange sums after each of them."""
+    one = make_job(model="gpt2-small", device="a100", arch="asp", workers=2, pipeline=2, tensor=2)
+    part = replicas.stage_jobs(one)[0].job
+    assert in_blocks(part, 2) is part
+    alone = replicas.stage_jobs(msgspec.structs.replace(one, replica=Replica(pipeline=2)))[0].job
+    assert len(in_blocks(alone, 2).workload.layers) == 2

@@ -144,10 +144,7 @@ def build(job: Job, *, fold: bool = False) -> OpGraph:
         returns = workers.returns[:, chunks_of(job, messages)]
         end = msgspec.structs.replace(end, returns=returns)
     if not alone:
-        ends = [
-            *(_between(b, job, *pair, messages) for pair in itertools.pairwise(passes)),
-            end,
-        ]
+        ends = [*(_between(b, job, *pair, messages) for pair in itertools.pairwise(passes)), end]
         dense = np.array([sum(a.tensor_bytes) for a in expanded(job.workload).layers])
         exchanges = [
             PassMessages(_ready(options, options.encoded(b, one, dense), messages), last, one.axes)
