@@ -15,7 +15,7 @@ from perfmodel.architectures import mean_field as few_workers
 from perfmodel.architectures.mean_field import mean_field_of
 from perfmodel.base.arrays import Floats
 from perfmodel.engine import mean_field as engine
-from perfmodel.engine.mean_field import simulate_mean_field
+from perfmodel.engine.mean_field import simulate_many, simulate_mean_field
 from perfmodel.engine.measures import Measures
 from perfmodel.engine.simulation import simulate
 from perfmodel.graph.mean_field import MeanField
@@ -355,11 +355,38 @@ def test_a_few_of_many_nodes_with_servers_tell_what_all_do() -> None:
     assert stale(few) == pytest.approx(stale(whole), rel=0.03)
 
 
-def test_nodes_with_several_workers_and_servers_are_not_taken_to_be_alike() -> None:
-    """With few servers each node with one represents itself; with many, all are simulated."""
+def test_few_nodes_with_servers_represent_themselves_and_many_by_a_few() -> None:
     few, many = (placed(workers=512, options={"servers": s}, colocated=True) for s in (8, 128))
     assert (field_of(on_nodes(few, 4)).graph.group_count[:32] == 1).all()
-    assert mean_field_of(on_nodes(many, 4)) is None
+    assert field_of(on_nodes(many, 4)).graph.n_groups == 128
+
+
+@pytest.mark.parametrize("given", [{}, {"jitter": 0.1}, {"jitter": 0.1, "arch": "easgd"}])
+def test_nodes_with_several_workers_and_servers_are_represented_if_links_have_room(
+    given: dict[str, Any],
+) -> None:
+    """36 nodes of eight workers and a server, of whose links 48 % are used."""
+    one = on_nodes(placed(workers=288, options={"servers": 36}, colocated=True, **given), 8)
+    graph, few = simulate_many(field_of(one))
+    assert graph.n_groups < 144
+    assert few.ci_fraction < 0.03
+    whole = simulate(build_graph(one), seed=2)
+    width = few.ci_fraction + whole.ci_fraction
+    rate = float(few.iterations_per_s @ graph.group_count)
+    assert rate == pytest.approx(float(whole.iterations_per_s.sum()), rel=width)
+    assert few.busy_fraction.mean() == pytest.approx(whole.busy_fraction.mean(), abs=0.01)
+
+
+def test_a_few_represent_nodes_with_several_workers_and_servers_roughly_if_links_are_busy() -> None:
+    """The same with links of 450 bytes/s."""
+    one = on_nodes(placed(workers=288, options={"servers": 36}, colocated=True), 8)
+    nic = msgspec.structs.replace(one.cluster.nic, bandwidth_bytes_per_s=450.0)
+    one = msgspec.structs.replace(one, cluster=msgspec.structs.replace(one.cluster, nic=nic))
+    found, whole = predict(one, fidelity="fine"), simulate(build_graph(one), seed=2)
+    assert any("represent" in note for note in found.notes)
+    assert found.throughput_ci_fraction > 0.2
+    rate = found.workers / found.iteration_s
+    assert rate == pytest.approx(float(whole.iterations_per_s.sum()), rel=0.1)
 
 
 def test_each_site_has_its_own_pace_by_hand() -> None:
