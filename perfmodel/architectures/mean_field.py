@@ -29,9 +29,9 @@ WAVE_BLOCKS = 8
 MOST_IN_STEP, OPS_IN_STEP = 64, 10_000
 """Most workers and operations of a graph if workers go on in step: their runs have to be long."""
 
-MOST_HOSTS, HALF = 32, 0.5
-"""Most servers on workers' nodes each of which makes its node another kind, unless workers go on in
-step (decision 0106); how busy links may be then, if nodes have several (decision 0109)."""
+MOST_HOSTS, BUSY = 32, 0.5
+"""Most servers on workers' nodes each of which makes its node another kind (decision 0106); how
+busy links may be then, if nodes have several workers; half of that in step (decision 0109)."""
 
 
 def has_many(job: Job) -> bool:
@@ -64,14 +64,13 @@ def mean_field_of(
     if few is None or not has_many(job) or not _represented(job):
         return None
     devices = several(job) if several is not None else [Devices.of(job)]
-    if lead is not None or (len(devices) > 1 and job.options.server_count > 0):
-        return _sampled(job, few, Units.of(devices), len(devices), in_step=True, lead=lead)
-    hosts_alike = len(devices) == 1 and _many_hosts(devices[0])
-    units = Units.of(devices, hosts_alike=hosts_alike)
-    field = _sampled(job, few, units, len(devices))
-    if field is not None and hosts_alike and not np.diff(devices[0].node).all():
-        return msgspec.structs.replace(field, most_busy=HALF)
-    if field is None or hosts_alike or not field.links_in_turn:
+    in_step = lead is not None or (len(devices) > 1 and job.options.server_count > 0)
+    many_hosts = len(devices) == 1 and _many_hosts(devices[0])
+    units = Units.of(devices, hosts_alike=many_hosts and not in_step)
+    field = _sampled(job, few, units, len(devices), in_step=in_step, lead=lead)
+    if field is not None and many_hosts and (in_step or not np.diff(devices[0].node).all()):
+        return msgspec.structs.replace(field, most_busy=BUSY / 2.0 if in_step else BUSY)
+    if field is None or in_step or many_hosts or not field.links_in_turn:
         return field
     together = _sampled(job, few, units, len(devices), in_step=True)
     return msgspec.structs.replace(field, together=together)

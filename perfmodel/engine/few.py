@@ -34,6 +34,11 @@ def shared_parts(field: MeanField, few: Measures) -> Floats:
     return np.concatenate([few.slot_utilisation, few.link_utilisation])[field.shared]
 
 
+def busiest_link(field: MeanField, parts: Floats) -> float:
+    """Return the largest of these ``parts`` of shared resources, (shared,), that are links."""
+    return float(parts[field.shared >= len(field.graph.slot_place)].max(initial=0.0))
+
+
 def of_all(field: MeanField, slot: Floats, link: Floats, few: Measures) -> Measures:
     """Return the measures of all workers from those of the few, which have had these parts of each
     slot and link, (slots,) and (links,).

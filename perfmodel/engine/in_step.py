@@ -13,7 +13,7 @@ import numpy as np
 
 from perfmodel.base.arrays import Ids
 from perfmodel.engine.bounded_lead import bounded_lead_s
-from perfmodel.engine.few import SLOPE_ERROR, of_all, shared_parts
+from perfmodel.engine.few import SLOPE_ERROR, busiest_link, of_all, shared_parts
 from perfmodel.engine.measures import Measures, Totals, measures
 from perfmodel.engine.noise import factors_of
 from perfmodel.engine.progress import RESOLUTION_OF_SHORT
@@ -37,6 +37,9 @@ ERROR_OF_ONE = 0.75
 were simulated; if it is less busy, in proportion to the square (decision 0102). With several
 devices, so many times as much unless it is full all the time (decision 0103)."""
 
+ROUGH_IN_STEP = 0.4
+"""Error of the throughput of workers in step that represent all only roughly (decision 0109)."""
+
 FULL = 0.995
 """Utilisation from which a resource is full all the time."""
 
@@ -57,9 +60,12 @@ def simulate_in_step(
     graph = field.graph
     few = _long_runs(field.in_proportion(), seed, rel_ci, progress, compiled)
     lacking = 1.0 - graph.n_groups / len(graph.worker_group)
-    devices, busiest = field.devices, float(shared_parts(field, few).max(initial=0.0))
+    parts = shared_parts(field, few)
+    devices, busiest = field.devices, float(parts.max(initial=0.0))
     share = busiest**2 if devices == 1 else devices * float(busiest < FULL)
     fewer = lacking * ERROR_OF_ONE * devices / graph.n_groups * share
+    if busiest_link(field, parts) > field.most_busy:
+        fewer += ROUGH_IN_STEP
     times = 1.0 if field.lead is None else _slower(field, field.lead, few, seed)
     waits = few.wait_fraction * times
     waits[:, BOUND] += 1.0 - times

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.base.arrays import Floats
-from perfmodel.engine.few import SLOPE_ERROR, faster, of_all, shared_parts
+from perfmodel.engine.few import SLOPE_ERROR, busiest_link, faster, of_all, shared_parts
 from perfmodel.engine.in_step import simulate_in_step
 from perfmodel.engine.measures import Measures, measures
 from perfmodel.engine.run import Simulation
@@ -135,7 +135,7 @@ def simulate_many(
     ------
     InputError, DeadlockError : see :func:`perfmodel.engine.simulation.simulate`.
     """
-    if field.most_busy < 1.0:
+    if field.most_busy < 1.0 and not field.in_step:
         return field.graph, _roughly(field, seed, rel_ci, progress)
     evenly = simulate_mean_field(field, seed, rel_ci, progress)
     graph, together = field.graph, field.together
@@ -158,8 +158,7 @@ def _roughly(field: MeanField, seed: int, rel_ci: float, progress: Progress | No
     point in a narrow interval of the few."""
     rough = max(rel_ci, ROUGH_ERROR / 2.0)
     rates, pace = _guessed(field, seed, rough, None)
-    links = field.shared >= len(field.graph.slot_place)
-    if field.parts(rates.guess * pace)[links].max(initial=0.0) <= field.most_busy:
+    if busiest_link(field, field.parts(rates.guess * pace)) <= field.most_busy:
         return simulate_mean_field(field, seed, rel_ci, progress)
     few = _measured(field, (rates, pace), seed, rough, progress, None)
     return msgspec.structs.replace(few, ci_fraction=few.ci_fraction + ROUGH_ERROR)

@@ -389,6 +389,19 @@ def test_a_few_represent_nodes_with_several_workers_and_servers_roughly_if_links
     assert rate == pytest.approx(float(whole.iterations_per_s.sum()), rel=0.1)
 
 
+@pytest.mark.parametrize(("rate", "wide"), [(RATE_BYTES_PER_S, True), (1e5, False)])
+def test_workers_in_step_represent_nodes_with_many_servers_roughly_if_links_are_busy(
+    rate: float, wide: bool
+) -> None:
+    options = {"servers": 36, "staleness_bound": 2}
+    one = placed(workers=288, arch="ssp", options=options, colocated=True, jitter=0.05)
+    nic = msgspec.structs.replace(one.cluster.nic, bandwidth_bytes_per_s=rate)
+    field = field_of(
+        msgspec.structs.replace(one, cluster=msgspec.structs.replace(one.cluster, nic=nic))
+    )
+    assert (simulate_mean_field(field).ci_fraction > 0.4) is wide
+
+
 def test_each_site_has_its_own_pace_by_hand() -> None:
     """The link between the sites carries 25 of the pulls a second of the 150 workers at the far
     one; those beside the server compute for 3 s and pull over a link that is three quarters busy.
