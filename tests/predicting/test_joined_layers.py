@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from perfmodel import make_job
-from perfmodel.architectures.mean_field import WAVE_BLOCKS
+from perfmodel.architectures.mean_field import WAVE_BLOCKS, mean_field_of
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.replica import Replica, Tied
@@ -56,6 +56,19 @@ def test_layers_of_a_stage_are_joined_within_chunks_by_hand() -> None:
     assert found.stage.tied == Tied(layer=3, bytes=1.0)
     assert [layer.forward_s for layer in found.workload.layers] == [1.0 + 18.0, 2.0, 1.0, 2.0]
     assert [len(layer.tensor_bytes) for layer in found.workload.layers] == [1, 2, 1, 2]
+    three = in_blocks(one, 3).stage
+    assert three is not None
+    assert three.chunk_layers == (3, 3)
+
+
+def test_a_few_of_many_replicas_with_servers_have_blocks() -> None:
+    """Each stage has 16 layers, of which four blocks are made; all replicas keep their layers."""
+    made = work([(1.0, 2.0, 3e6, 1e-3)] * 32, 2)
+    one = job_of_replicas(made, 2, arch="asp", workers=128, jitter=0.1)
+    field = mean_field_of(one, replicas.build, replicas.devices_of)
+    assert field is not None
+    few, whole = field.graph, replicas.build(one)
+    assert few.n_ops / few.n_groups < 0.6 * whole.n_ops / whole.n_groups
 
 
 def test_layers_that_devices_divide_stay() -> None:
