@@ -50,7 +50,8 @@ def mean_field_of(
 
     If workers wait for the slowest, they go on in step, and layers are joined to a few blocks. If
     the devices of a worker use servers one after the other, as stages of a pipeline do, workers
-    come to do so together; then all are simulated if they are not many (decision 0103).
+    come to do so together; then all are simulated if they are not many (decision 0103). All are
+    also if queues make shares of links unequal, with a bound or with full links (decision 0110).
 
     Parameters
     ----------
@@ -61,7 +62,7 @@ def mean_field_of(
     """
     architecture, bound = architecture_of(job), job.options.bounded_lead
     few, lead = few or architecture.few, None if bound is None or bound == math.inf else int(bound)
-    if few is None or not has_many(job) or not _represented(job):
+    if few is None or not has_many(job) or not _represented(job, lead):
         return None
     devices = several(job) if several is not None else [Devices.of(job)]
     in_step = lead is not None or (len(devices) > 1 and job.options.server_count > 0)
@@ -72,6 +73,8 @@ def mean_field_of(
         return msgspec.structs.replace(field, most_busy=BUSY / 2.0 if in_step else BUSY)
     if field is None or in_step or many_hosts or not field.links_in_turn:
         return field
+    if job.cluster.queue_bytes is not None:
+        return None
     together = _sampled(job, few, units, len(devices), in_step=True)
     return msgspec.structs.replace(field, together=together)
 
@@ -147,14 +150,12 @@ def _many_hosts(devices: Devices) -> bool:
     return placement == "colocated" and devices.job.options.server_count > MOST_HOSTS
 
 
-def _represented(job: Job) -> bool:
+def _represented(job: Job, lead: int | None) -> bool:
     """Return whether workers are asynchronous, and nothing depends on how many there are but the
     load of what they share."""
-    cluster = job.cluster
     return (
         job.options.asynchronous
         and job.start == "staggered"
         and (job.replica is None or job.replica.experts is None)
-        and cluster.queue_bytes is None
-        and cluster.burst_bytes == 0.0
+        and (job.cluster.queue_bytes is None or lead is None)
     )

@@ -20,6 +20,16 @@ def ranked(values: NDArray[np.generic]) -> tuple[Ids, Ids]:
     return rank, first
 
 
+def quantiles(values: Floats, count: int) -> Ids:
+    """Return which of ``count`` parts of about as many values each is in, (values,); equal ones are
+    in one.
+
+    >>> quantiles(np.array([1.0, 4.0, 2.0, 3.0, 1.0, 6.0]), 3).tolist()
+    [0, 2, 1, 1, 0, 2]
+    """
+    return np.searchsorted(np.sort(values), values) * count // len(values)
+
+
 def pareto_front(first: Floats, second: Floats) -> Ids:
     """Return the places of the pairs of which no other pair is less in one value and as little in
     the other, the least ``first`` first; of equal pairs one.

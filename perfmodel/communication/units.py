@@ -8,11 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from perfmodel.base.arrays import NONE, Ids
+from perfmodel.base.arrays import NONE, Floats, Ids, quantiles
 from perfmodel.communication.fabric import places_of
 from perfmodel.communication.network import homes_of
 from perfmodel.graph.mean_field import Places
 from perfmodel.inputs.job import Job
+
+MOST_KINDS, CLASSES = 64, 8
+"""Most kinds of units that differ in the speed of their workers only; if there are more, units are
+of so many classes of speed (decision 0110)."""
 
 
 class Devices(NamedTuple):
@@ -35,7 +39,8 @@ class Units(NamedTuple):
     ----------
     start : first worker of each unit, and the number of workers, (units + 1,).
     kinds : the units of each kind, ascending; the most frequent kind is last. Units are of one kind
-        if their workers, nodes and links are alike, and the same servers, or as many, are on them.
+        if their workers, nodes and links are alike, and the same servers, or as many, are on them;
+        if that makes too many kinds, of workers that are about equally fast on average.
         If the last unit is like those of the last kind, but has fewer workers, it is of none.
     alike : number of the kind of each worker, (workers,): those of equal units that are as fast.
     node : of each device of each worker, (devices, workers).
@@ -56,12 +61,14 @@ class Units(NamedTuple):
         """
         node = np.array([devices.node for devices in several])
         start = _starts(node)
-        speeds = np.concatenate([_speeds(devices, hosts_alike) for devices in several])
-        traits = np.concatenate([_places(several, start), speeds])
-        found: dict[bytes, list[int]] = {}
-        for unit, (begin, end) in enumerate(itertools.pairwise(start)):
-            found.setdefault(traits[:, begin:end].tobytes(), []).append(unit)
-        *rare, usual = sorted(map(np.array, found.values()), key=lambda kind: (len(kind), -kind[0]))
+        unlike = np.concatenate([_unlike(devices, hosts_alike) for devices in several])
+        slowed = np.array([_slowed(devices) for devices in several])
+        places, speeds = _places(several, start), slowed.view(np.int64)
+        traits = np.concatenate([places, unlike, speeds])
+        if len(_of_kinds(traits, start)) > MOST_KINDS:
+            speeds = np.array([quantiles(row, CLASSES) for row in slowed])
+            traits = np.concatenate([places, unlike, _of_speed(slowed, start)[None]])
+        *rare, usual = _of_kinds(traits, start)
 
         last, first = len(start) - 2, start[usual[0]]
         size = start[last + 1] - start[last]
@@ -73,7 +80,7 @@ class Units(NamedTuple):
         kind_of = np.full(len(start) - 1, len(kinds) - 1)
         for number, units in enumerate(kinds):
             kind_of[units] = number
-        columns = np.vstack([np.repeat(kind_of, np.diff(start)), speeds])
+        columns = np.vstack([np.repeat(kind_of, np.diff(start)), unlike, speeds])
         alike = np.unique(columns, axis=1, return_inverse=True)[1].ravel()
         return cls(start, tuple(kinds), alike, node)
 
@@ -163,19 +170,47 @@ def _places(several: Sequence[Devices], start: Ids) -> Ids:
     return np.array(rows)
 
 
-def _speeds(devices: Devices, hosts_alike: bool) -> Ids:
-    """Return what makes devices and their links fast, and the servers on their nodes, (speeds,
+def _of_kinds(traits: Ids, start: Ids) -> list[Ids]:
+    """Return the units of each kind, ascending, the most frequent kind last, given the traits of
+    their workers, (traits, workers)."""
+    found: dict[bytes, list[int]] = {}
+    for unit, (begin, end) in enumerate(itertools.pairwise(start)):
+        found.setdefault(traits[:, begin:end].tobytes(), []).append(unit)
+    return sorted(map(np.array, found.values()), key=lambda kind: (len(kind), -kind[0]))
+
+
+def _of_speed(slowed: Floats, start: Ids) -> Ids:
+    """Return the class of each worker's unit by how slow its devices are on average, (workers,),
+    given how slow each is, (devices, workers). That of the slowest is one."""
+    size = np.diff(start)
+    mean = np.add.reduceat(slowed.mean(axis=0), start[:-1]) / size
+    slowest = np.maximum.reduceat(slowed.max(axis=0), start[:-1]) == slowed.max()
+    return np.repeat(np.where(slowest, CLASSES, quantiles(mean, CLASSES)), size)
+
+
+def _slowed(devices: Devices) -> Floats:
+    """Return how many times as long as usual each device takes to compute, (workers,)."""
+    job, cluster = devices.job, devices.job.cluster
+    own = places_of(cluster, job.workers)
+    slowed, speed = np.ones(job.workers), np.ones(own.max() + 1)
+    for straggler in job.stragglers:
+        slowed[straggler.worker] = straggler.factor
+    for one in cluster.overrides:
+        if one.node < len(speed):
+            speed[one.node] = one.speed
+    return np.asarray(slowed / speed[own])
+
+
+def _unlike(devices: Devices, hosts_alike: bool) -> Ids:
+    """Return what makes nodes unlike others but their speed, and the servers on them, (traits,
     workers)."""
     job, cluster = devices.job, devices.job.cluster
     own = places_of(cluster, job.workers)
     count = np.bincount(own)
-    slowed = np.ones(job.workers)
-    for straggler in job.stragglers:
-        slowed[straggler.worker] = straggler.factor
     features: dict[int, list[object]] = {}
     for one in cluster.overrides:
-        if one.node < len(count):
-            features.setdefault(one.node, []).append((one.nic, one.speed))
+        if one.node < len(count) and one.nic is not None:
+            features.setdefault(one.node, []).append(one.nic)
     if cluster.server.placement == "colocated":
         for server, node in enumerate(homes_of(job, job.options.server_count).tolist()):
             features.setdefault(node, []).append("a server" if hosts_alike else server)
@@ -190,4 +225,4 @@ def _speeds(devices: Devices, hosts_alike: bool) -> Ids:
         np.array([slowdown(many) for many in range(int(count.max()) + 1)])[count[own]]
         for slowdown in (cluster.neighbour_slowdown, cluster.loading_slowdown)
     ]
-    return np.stack([unlike[own], *(times.view(np.int64) for times in (slowed, *beside))])
+    return np.stack([unlike[own], *(times.view(np.int64) for times in beside)])

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import itertools
 import operator
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -30,7 +31,8 @@ BOUND = CAUSES.index("staleness_bound")
 FEWEST_RUNS, LONG_RUNS, LONG_ROUNDS, LONG_OPS = 2, 4, (128, 512), 2_000_000
 """Fewest and most runs of workers in step, the fewest and most rounds of each, and the operations
 of each between these. Over hundreds of rounds, workers come to go from one server to the next
-together, or stop to do so."""
+together, or stop to do so. Workers of several kinds have the most runs, as more of these jobs come
+to a slow state (decision 0110)."""
 
 ERROR_OF_ONE = 0.75
 """Error of the throughput of workers in step if a shared resource is full, times the workers that
@@ -58,7 +60,9 @@ def simulate_in_step(
     So what they share is there in proportion to the workers of the graph.
     """
     graph = field.graph
-    few = _long_runs(field.in_proportion(), seed, rel_ci, progress, compiled)
+    unlike = field.kind.max() >= field.devices
+    numbers = (LONG_RUNS,) if unlike else (FEWEST_RUNS, LONG_RUNS)
+    few = _long_runs(field.in_proportion(), numbers, seed, rel_ci, progress, compiled)
     lacking = 1.0 - graph.n_groups / len(graph.worker_group)
     parts = shared_parts(field, few)
     devices, busiest = field.devices, float(parts.max(initial=0.0))
@@ -106,10 +110,15 @@ def _slower(field: MeanField, lead: int, few: Measures, seed: int) -> float:
 
 
 def _long_runs(
-    graph: OpGraph, seed: int, rel_ci: float, progress: Progress | None, compiled: bool | None
+    graph: OpGraph,
+    numbers: Sequence[int],
+    seed: int,
+    rel_ci: float,
+    progress: Progress | None,
+    compiled: bool | None,
 ) -> Measures:
-    """Run a graph from several starts at the same time for many rounds. Two shorter runs are enough
-    if all of their halves are about equally fast."""
+    """Run a graph from several starts at the same time for many rounds. Shorter runs are enough, of
+    one of these ``numbers`` of starts, if all of their halves are about equally fast."""
     rounds = min(max(LONG_OPS // graph.n_ops, LONG_ROUNDS[0]), LONG_ROUNDS[1])
     starts = seeds(seed, LONG_RUNS)
     with contextlib.ExitStack() as opened:
@@ -122,7 +131,7 @@ def _long_runs(
             if progress is not None:
                 progress(sum(one.run.rounds for one in runs), LONG_RUNS * rounds)
 
-        for number in (FEWEST_RUNS, LONG_RUNS):
+        for number in numbers:
             more = [
                 _LongRun(Simulation(graph, start, compiled, depth=recorded(graph), steady=True))
                 for start in starts[len(runs) : number]

@@ -23,6 +23,7 @@ from perfmodel.base.quantities import (
 )
 from perfmodel.inputs.cluster import NO_HANDOVER, Cluster, Collective
 from perfmodel.inputs.job import Job
+from perfmodel.phases.classes import Class, joined
 from perfmodel.phases.layers import Layers
 from perfmodel.phases.phases import Phases, averaged, several
 from perfmodel.phases.variation import KIND, iteration_cv as iteration_cv, waits_in_each_pass
@@ -30,20 +31,6 @@ from perfmodel.phases.whole import Whole
 
 PACES = 6
 """Number of quantiles of the slowest worker's time over which phases are averaged."""
-
-
-class Class(msgspec.Struct, frozen=True):
-    """A class of equal workers: their ``count``, and how they differ from the mean worker.
-
-    ``scale`` is their compute time relative to the profile, ``loading_s`` the time to load a batch,
-    ``devices`` the number of workers on each of their nodes.
-    """
-
-    count: int
-    scale: float
-    bandwidth_bytes_per_s: Quantity
-    loading_s: float = 0.0
-    devices: int = 1
 
 
 class Quantities(msgspec.Struct, frozen=True, eq=False, kw_only=True, dict=True):
@@ -495,6 +482,6 @@ def _classes(job: Job, passing: float) -> tuple[Class, ...]:
     if not job.unequal:
         return (msgspec.structs.replace(classes_of(job, [0], passing)[0], count=job.workers),)
     counts: Counter[Class] = Counter()
-    for _, (kind, *more) in itertools.groupby(classes_of_workers(job), key=id):
+    for _, (kind, *more) in itertools.groupby(joined(classes_of_workers(job)), key=id):
         counts[kind] += 1 + len(more)
     return tuple(msgspec.structs.replace(kind, count=count) for kind, count in counts.items())

@@ -20,6 +20,7 @@ from perfmodel.architectures.base import Architecture, Coarse
 from perfmodel.base.errors import InputError, number
 from perfmodel.base.quantities import maximum
 from perfmodel.inputs.job import Job
+from perfmodel.phases.classes import joined
 from perfmodel.phases.phases import Phase, Phases
 from perfmodel.phases.quantities import (
     Quantities,
@@ -264,7 +265,7 @@ def _idle(job: Job, coarse_phases: Phases, computing: float) -> tuple[float, ...
         msgspec.structs.replace(kind, count=1): 1.0 - float(p.compute_s) / float(p.iteration_s)
         for kind, p in zip(quantities.classes, coarse_phases.classes, strict=True)
     }
-    return tuple(of_kind[kind] for kind in kinds)
+    return tuple(of_kind[kind] for kind in joined(kinds))
 
 
 def _causes_by_worker(
@@ -277,7 +278,7 @@ def _causes_by_worker(
     """
     if not job.unequal:
         return (_causes(coarse_phases, idle[0]),) * job.workers
-    kinds = classes_of_workers(job)
+    kinds = joined(classes_of_workers(job))
     phases_of = dict.fromkeys(kinds, coarse_phases)
     if coarse_phases.classes:
         phases_of = {
@@ -352,7 +353,7 @@ def _staleness_of_workers(
         msgspec.structs.replace(kind, count=1): 1.0 / float(p.iteration_s)
         for kind, p in zip(quantities.classes, coarse_phases.classes, strict=True)
     }
-    rates = np.array([rate[kind] for kind in classes_of_workers(job)])
+    rates = np.array([rate[kind] for kind in joined(classes_of_workers(job))])
     others = (rates.sum() - rates) / rates
     weighted = float((others * rates).sum() / rates.sum())
     return tuple((others * (mean / weighted)).tolist()), tuple((rates / rates.sum()).tolist())

@@ -88,22 +88,20 @@ def spread(senders: int, sent_bytes: float, queue_bytes: float) -> float:
 
 
 def parts(
-    rates: NDArray[np.float64], sent_bytes: float, queue_bytes: float, *, seed: int, link: int
+    rates: NDArray[np.float64], spread: float, *, seed: int, link: int
 ) -> NDArray[np.float64]:
     """Return each sender's share of a full link, as a multiple of the median, (senders,).
 
-    The shares are those of :func:`drawn` with the given :func:`spread`, less for senders with lower
+    The shares are those of :func:`drawn` with this ``spread``, less for senders with lower
     ``rates``.
 
-    >>> parts(np.ones(3), 2.65e6, 2**19, seed=0, link=0).round(2).tolist()
-    [0.93, 1.08, 1.0]
-    >>> parts(np.array([1.0, 0.25, 1.0]), 2.65e6, 2**19, seed=0, link=0).round(2).tolist()
-    [0.93, 0.62, 1.0]
+    >>> parts(np.ones(3), 0.09, seed=0, link=0).round(2).tolist()
+    [0.92, 1.09, 1.0]
+    >>> parts(np.array([1.0, 0.25, 1.0]), 0.09, seed=0, link=0).round(2).tolist()
+    [0.92, 0.63, 1.0]
     """
-    senders = len(rates)
-    shares = drawn(senders, spread(senders, sent_bytes, queue_bytes), seed=seed, link=link)
     slower: NDArray[np.float64] = (rates / rates.max()) ** SLOWER
-    return shares * slower
+    return drawn(len(rates), spread, seed=seed, link=link) * slower
 
 
 def drawn(senders: int, spread: float, *, seed: int, link: int) -> NDArray[np.float64]:

@@ -126,24 +126,76 @@ def test_the_graph_does_not_grow_with_the_workers() -> None:
     "given",
     [
         {"workers": 255},
-        {"stragglers": [Straggler(i, 1.5 + i / 256.0) for i in range(128)]},
         {"arch": "ssp", "options": {"staleness_bound": 0}, "start": "together"},
         {"arch": "ring", "workers": 1024},
         {"arch": "gosgd", "workers": 511},
-        {"queue_bytes": 1e4},
-        {"burst_bytes": 1e4},
+        {"queue_bytes": 1e4, "arch": "ssp", "options": {"staleness_bound": 1}},
+        {"queue_bytes": 1e4, "update_s": 1e-6},
     ],
 )
 def test_few_workers_or_ones_of_many_kinds_are_simulated_one_by_one(
     given: dict[str, Any],
 ) -> None:
-    options, spec = dict(given), {}
-    for name in ("queue_bytes", "burst_bytes"):
-        if name in options:
-            spec[name] = options.pop(name)
-    one = job(**options)
-    changed = msgspec.structs.replace(one.cluster, **spec)
-    assert mean_field_of(msgspec.structs.replace(one, cluster=changed)) is None
+    options = dict(given)
+    queue_bytes = options.pop("queue_bytes", None)
+    assert mean_field_of(on_links(job(**options), queue_bytes=queue_bytes)) is None
+
+
+def on_links(given: Job, **more: Any) -> Job:
+    return msgspec.structs.replace(given, cluster=msgspec.structs.replace(given.cluster, **more))
+
+
+def test_all_are_simulated_if_most_links_are_unlike() -> None:
+    nic = job().cluster.nic
+    others = [msgspec.structs.replace(nic, bandwidth_bytes_per_s=900.0 + i) for i in range(128)]
+    unlike = tuple(NodeOverride(node=node, nic=other) for node, other in enumerate(others))
+    assert mean_field_of(on_links(job(), overrides=unlike)) is None
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"arch": "ssp", "options": {"staleness_bound": 1}}, {"arch": "easgd"}]
+)
+def test_a_few_represent_workers_of_which_each_is_as_fast_as_no_other(more: dict[str, Any]) -> None:
+    """400 workers on nodes of four; the slowest tenth takes twice as long as the fastest."""
+    factors = np.random.default_rng(5).lognormal(0.0, 0.27, 400)
+    unlike = [Straggler(worker, float(factor)) for worker, factor in enumerate(factors)]
+    options = {"servers": 2} | more.pop("options", {})
+    one = on_nodes(job(400, 1e-4, stragglers=unlike, options=options, **more), 4)
+    field = field_of(one)
+    assert field.graph.n_groups <= 150
+    found, whole = simulate_mean_field(field), simulate(build_graph(one), seed=2)
+    width = found.ci_fraction + whole.ci_fraction
+    assert rate_of(found, field) == pytest.approx(float(whole.iterations_per_s.sum()), rel=width)
+
+
+@pytest.mark.parametrize("more", [{}, {"arch": "easgd", "options": {"period": 1}}])
+def test_a_few_represent_workers_whose_links_let_bursts_pass(more: dict[str, Any]) -> None:
+    """300 workers of 3 s would fill a server's link if they never waited. With bursts of four
+    messages it makes up for the time that it was idle."""
+    without, one = (on_links(job(300, jitter=0.1, **more), burst_bytes=b) for b in (0.0, 40.0))
+    field = field_of(one)
+    found, whole = simulate_mean_field(field), simulate(build_graph(one), seed=2)
+    width = found.ci_fraction + whole.ci_fraction
+    assert width < 0.025
+    assert rate_of(found, field) == pytest.approx(float(whole.iterations_per_s.sum()), rel=width)
+    assert rate_of(found, field) > 1.02 * float(
+        simulate(build_graph(without)).iterations_per_s.sum()
+    )
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_few_have_shares_as_unequal_as_the_queue_makes_those_of_all(servers: int) -> None:
+    """260 workers keep the servers' threads busy, and share queues of 1000 bytes."""
+    slow = job(260, update_s=0.02 * servers, jitter=0.05, options={"servers": servers})
+    one = on_links(slow, queue_bytes=1000.0)
+    field, all_of_them = field_of(one), build_graph(one)
+    assert field.graph.n_groups == 128
+    few, many = (np.log(graph.route_weight) for graph in (field.graph, all_of_them))
+    few, many = few[few != 0.0], many[many != 0.0]
+    assert few.std() == pytest.approx(many.std(), rel=0.05)
+    whole = simulate(all_of_them, seed=2)
+    found = simulate_mean_field(field)
+    assert rate_of(found, field) == pytest.approx(float(whole.iterations_per_s.sum()), rel=0.01)
 
 
 def on_nodes(given: Job, devices: int, **more: Any) -> Job:

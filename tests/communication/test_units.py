@@ -52,6 +52,27 @@ def test_kinds_of_units_by_hand() -> None:
     assert sorted(same) == [usual, [4], [5], [8, 9, 10, 11]]
 
 
+def test_a_node_of_half_the_speed_is_like_one_of_slow_workers() -> None:
+    slow = [Straggler(worker, 2.0) for worker in (4, 5)]
+    units = units_of(job(10, cluster={"overrides": (NodeOverride(3, speed=0.5),)}, stragglers=slow))
+    assert kinds_of(units) == [[2, 3], [0, 1, 4]]
+
+
+def test_workers_of_many_speeds_are_of_classes_by_hand() -> None:
+    """Of 320 pairs that are not equally fast, the fastest 40 are of one class, the next 40 of
+    another, and the slowest is one of its own."""
+    order = np.random.default_rng(1).permutation(320)
+    slow = [Straggler(2 * pair, 1.0 + order[pair] / 100.0) for pair in range(320)]
+    units = units_of(job(640, each=1, stragglers=slow))
+    found = sorted((sorted(order[kind].tolist()) for kind in units.kinds), key=lambda kind: kind[0])
+    assert found == [[*range(40 * i, 40 * i + 40)] for i in range(7)] + [[*range(280, 319)], [319]]
+    sample = units.sample(64, 2)
+    assert np.bincount(order[sample] // 40).min() >= 3
+    assert (len(sample), order[sample].max()) == (32, 319)
+    few = units.represented_by(sample)
+    assert abs(order[sample[few.of // 2]] - order[np.arange(640) // 2]).max() < 40
+
+
 def test_an_unusual_node_that_is_not_full_is_of_its_own_kind() -> None:
     units = units_of(job(17, stragglers=[Straggler(16, 2.0)]))
     assert kinds_of(units) == [[8], list(range(8))]

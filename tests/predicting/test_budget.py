@@ -6,12 +6,14 @@ import math
 import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from perfmodel import make_job, predict
 from perfmodel.architectures import registry
 from perfmodel.base.errors import InputError, TooLargeError
 from perfmodel.graph.op_graph import OpGraph
+from perfmodel.inputs.cluster import NodeOverride
 from perfmodel.inputs.job import Job, Straggler
 from perfmodel.predicting import budget
 from perfmodel.predicting.fine import build_graph
@@ -50,14 +52,20 @@ def said_ops(text: str) -> float:
     return float(found[1]) * (1e6 if found[2] else 1.0)
 
 
-def of_many_kinds(workers: int) -> list[Straggler]:
-    """Two thirds of the workers, of which no two are equal: else a few represent all."""
-    return [Straggler(i, 1.0 + i / workers) for i in range(1, 2 * workers // 3)]
+def of_many_kinds(given: Job) -> Job:
+    """The job on nodes, two thirds of which equal no other: else a few workers represent all."""
+    spec, nic = given.cluster, given.cluster.nic
+    unlike = tuple(
+        NodeOverride(i, msgspec.structs.replace(nic, latency_s=nic.latency_s * (1.0 + i)))
+        for i in range(1, 2 * given.workers // 3)
+    )
+    one_on_each = msgspec.structs.replace(spec, devices_per_node=1, overrides=unlike)
+    return msgspec.structs.replace(given, cluster=one_on_each)
 
 
 @pytest.mark.parametrize(("arch", "workers"), [("asp", 10_000), ("gosgd", 4096)])
 def test_expensive_simulations_are_refused_immediately(arch: str, workers: int) -> None:
-    one = job(arch, workers, stragglers=of_many_kinds(workers))
+    one = of_many_kinds(job(arch, workers))
     with at_most(60), pytest.raises(InputError) as error:
         predict(one)  # formerly took over a minute, or never ended
     said = str(error.value)

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from perfmodel import (
@@ -321,3 +322,28 @@ def test_classes_count_every_worker(
     classes = quantities_of(made).classes
     counts = [(msgspec.structs.replace(kind, count=1), kind.count) for kind in classes]
     assert counts == (list(expected.items()) if len(expected) > 1 else [])
+
+
+def test_of_many_speeds_near_ones_are_one_class_by_hand() -> None:
+    """100 workers, of which none is as fast as another, whose messages take no time. What formulas
+    take together changes the sum of their rates by less than 0.1 %, and nothing of a barrier."""
+    factors = 1.0 + np.random.default_rng(2).permutation(100) / 100.0
+    unlike = tuple(Straggler(worker, float(factor)) for worker, factor in enumerate(factors))
+    step_s = 10.0 * factors
+    free, bound = (
+        job(WORK, cluster(1e12), 100, arch, stragglers=unlike) for arch in ("asp", "bsp")
+    )
+    assert sorted(kind.count for kind in quantities_of(free).classes) == [
+        1,
+        11,
+        *[12] * 3,
+        *[13] * 4,
+    ]
+    found = predict(free, fidelity="coarse")
+    assert found.updates_per_s == pytest.approx((1.0 / step_s).sum(), rel=1e-3)
+    assert found.staleness is not None
+    others = (1.0 / step_s).sum() * step_s - 1.0
+    assert found.staleness.per_worker == pytest.approx(others, rel=0.07)
+    waiting = predict(bound, fidelity="coarse")
+    assert waiting.iteration_s == pytest.approx(step_s.max(), rel=1e-9)
+    assert waiting.idle_fraction.per_worker == pytest.approx(1.0 - step_s / step_s.max(), abs=1e-9)

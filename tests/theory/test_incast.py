@@ -80,7 +80,7 @@ def test_shares_are_within_bounds(sent: float) -> None:
     assert 0.0 < few <= math.sqrt(0.3 / 1.7)
     if sent <= 1e4:
         assert few < many
-    found = parts(np.ones(5), sent, 1e6, seed=3, link=0)
+    found = parts(np.ones(5), spread(5, sent, 1e6), seed=3, link=0)
     assert np.sort(found) == pytest.approx(np.sort(1.0 / found))
     assert np.std(np.log(found)) <= math.sqrt(math.log1p(spread(5, sent, 1e6) ** 2))
 
@@ -92,7 +92,7 @@ def test_the_spread_vanishes_smoothly() -> None:
 
 def test_the_seed_determines_the_shares() -> None:
     first, again, other, elsewhere = (
-        parts(np.ones(8), 1e6, 1e6, seed=seed, link=link)
+        parts(np.ones(8), spread(8, 1e6, 1e6), seed=seed, link=link)
         for seed, link in [(1, 0), (1, 0), (2, 0), (1, 1)]
     )
     assert first.tolist() == again.tolist()
@@ -118,7 +118,8 @@ def step_by_hand(shares: np.ndarray) -> float:
 
 @pytest.mark.parametrize("workers", [3, 6])
 def test_a_step_waits_for_the_smallest_share(workers: int) -> None:
-    shares = parts(np.ones(workers), FIRST + LAST, QUEUE_BYTES, seed=0, link=0)
+    unequal = spread(workers, FIRST + LAST, QUEUE_BYTES)
+    shares = parts(np.ones(workers), unequal, seed=0, link=0)
     found = predict(incast(workers, QUEUE_BYTES)).iteration_s
     assert found == pytest.approx(step_by_hand(shares), rel=1e-6)
     fair = predict(incast(workers, None)).iteration_s
@@ -216,11 +217,11 @@ def test_invalid_queue_lengths_are_refused(wrong: float) -> None:
 
 
 def test_a_slower_link_has_a_smaller_share() -> None:
-    equal = parts(np.ones(4), 1e6, 1e6, seed=1, link=0)
-    slow = parts(np.array([0.5, 1.0, 1.0, 1.0]), 1e6, 1e6, seed=1, link=0)
+    equal = parts(np.ones(4), 0.2, seed=1, link=0)
+    slow = parts(np.array([0.5, 1.0, 1.0, 1.0]), 0.2, seed=1, link=0)
     assert slow[1:].tolist() == equal[1:].tolist()
     assert slow[0] == pytest.approx(equal[0] * 0.5**SLOWER)
-    assert parts(np.full(4, 3e7), 1e6, 1e6, seed=1, link=0).tolist() == equal.tolist()
+    assert parts(np.full(4, 3e7), 0.2, seed=1, link=0).tolist() == equal.tolist()
 
 
 @pytest.mark.parametrize("servers", [1, 4])

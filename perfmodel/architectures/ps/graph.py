@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import slices_of
 from perfmodel.base.arrays import NONE, Floats, Ids, ranked
+from perfmodel.communication.fabric import places_of
 from perfmodel.communication.network import Network, add_update_threads, homes_of, node_names
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.graph.op_graph import QUEUED, OpGraph
@@ -158,18 +159,17 @@ class _Builder:
             return shares[:, server_of]
         nics = [self.job.cluster.nic_of(int(node)) for node in self._pushing_nodes]
         rates = np.array([nic.goodput_bytes_per_s for nic in nics])
-        for server, away in self._crowds():
+        for server, away, senders in self._crowds():
             sent_bytes = float(self.sent[server_of == server].sum())
-            shares[away, server] = incast.parts(
-                rates[away], sent_bytes, queue_bytes, seed=self.job.seed, link=server
-            )
+            spread, seed = incast.spread(senders, sent_bytes, queue_bytes), self.job.seed
+            shares[away, server] = incast.parts(rates[away], spread, seed=seed, link=server)
         return shares[:, server_of]
 
     def _queueing_s(self) -> Floats:
         """Return the mean wait of a small message at its server's queue, (pushers, slices). The
         queue is full while several push there, taken as half of the time (docs/decisions/0029)."""
         waits_s = np.zeros((self.shape[0], self.options.servers))
-        for server, away in self._crowds():
+        for server, away, _senders in self._crowds():
             link = self.job.cluster.nic_of_server(server, self.job.workers)
             full_s = (self.job.cluster.queue_bytes or 0.0) / link.goodput_bytes_per_s
             waits_s[away, server] = full_s / 2.0
@@ -179,14 +179,17 @@ class _Builder:
     def _pushing_nodes(self) -> Ids:
         return self.workers.node[self.pushers.worker]
 
-    def _crowds(self) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-        """Yield servers whose incoming queues fill up, each with the pushers that fill them."""
-        node, receivers = self._pushing_nodes, len(ranked(self.home)[1])
+    def _crowds(self) -> Iterator[tuple[int, NDArray[np.bool_], int]]:
+        """Yield servers whose incoming queues fill up, each with the pushers of the graph that fill
+        them, and how many of all workers do."""
+        job, receivers = self.job, len(ranked(self.home)[1])
+        node = places_of(job.cluster, job.workers)
+        node = np.unique(node) if self.options.local_aggregation else node
         for server, home in enumerate(self.home):
-            away = node != home
+            away = node[node != home]
             # with fewer nodes, queues are too short for losses
-            if self.job.cluster.queue_bytes is not None and len(ranked(node[away])[1]) > receivers:
-                yield server, away
+            if job.cluster.queue_bytes is not None and len(ranked(away)[1]) > receivers:
+                yield server, self._pushing_nodes != home, len(away)
 
     def _transfers(
         self, label: str, size: Floats, *, to_servers: bool, weight: ArrayLike = 1.0
