@@ -66,16 +66,20 @@ def mean_field_of(
         return None
     devices = several(job) if several is not None else [Devices.of(job)]
     in_step = lead is not None or (len(devices) > 1 and job.options.server_count > 0)
-    many_hosts = len(devices) == 1 and _many_hosts(devices[0])
-    units = Units.of(devices, hosts_alike=many_hosts and not in_step)
-    field = _sampled(job, few, units, len(devices), in_step=in_step, lead=lead)
-    if field is not None and many_hosts and (in_step or not np.diff(devices[0].node).all()):
+    many_hosts = len(devices) == 1 and devices[0].hosts > MOST_HOSTS
+    alone = devices[0].alone
+    hosts_alike, fewest = many_hosts and not (in_step and alone), architecture.fewest
+    if hosts_alike and in_step:
+        fewest = MOST_IN_STEP
+    units = Units.of(devices, hosts_alike=hosts_alike)
+    field = _sampled(job, few, units, len(devices), fewest, in_step=in_step, lead=lead)
+    if field is not None and many_hosts and (in_step or not alone):
         return msgspec.structs.replace(field, most_busy=BUSY / 2.0 if in_step else BUSY)
     if field is None or in_step or many_hosts or not field.links_in_turn:
         return field
     if job.cluster.queue_bytes is not None:
         return None
-    together = _sampled(job, few, units, len(devices), in_step=True)
+    together = _sampled(job, few, units, len(devices), fewest, in_step=True)
     return msgspec.structs.replace(field, together=together)
 
 
@@ -84,6 +88,7 @@ def _sampled(
     few: Callable[[Job, Ids], OpGraph],
     units: Units,
     devices: int,
+    fewest: int,
     *,
     in_step: bool = False,
     lead: int | None = None,
@@ -92,7 +97,6 @@ def _sampled(
     them. If all devices of a worker use servers, there is one of all of them then."""
     if in_step and job.replica is None:
         job = in_blocks(job, BLOCKS)
-    fewest, servers = architecture_of(job).fewest, job.options.server_count > 0
     graph, sample = None, units.sample(fewest, fewest)
     some = units.workers(sample)
     if job.workers >= 2 * len(some):
@@ -117,7 +121,7 @@ def _sampled(
         (kind + many * (kind.max() + 1)).ravel(),
         places._replace(unit=unit.ravel()),
         devices=devices,
-        servers=servers,
+        servers=job.options.server_count > 0,
         in_step=in_step,
         lead=lead,
     )
@@ -142,12 +146,6 @@ def represented(job: Job, graph: OpGraph) -> tuple[str, ...]:
     if (job.unequal or job.cluster.sites or job.cluster.devices_on_nodes) and not alone:
         but = ", as many of each kind as among all"
     return (f"{graph.n_groups // devices} workers are simulated; they represent all{but}",)
-
-
-def _many_hosts(devices: Devices) -> bool:
-    """Return whether many servers are on nodes of workers."""
-    placement = devices.job.cluster.server.placement
-    return placement == "colocated" and devices.job.options.server_count > MOST_HOSTS
 
 
 def _represented(job: Job, lead: int | None) -> bool:

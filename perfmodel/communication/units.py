@@ -31,6 +31,17 @@ class Devices(NamedTuple):
         """Return those of a job whose workers are single devices."""
         return cls(job, places_of(job.cluster, job.workers))
 
+    @property
+    def alone(self) -> bool:
+        """Whether each is alone on its node."""
+        return bool(np.diff(self.node).all())
+
+    @property
+    def hosts(self) -> int:
+        """Number of servers on their nodes."""
+        colocated = self.job.cluster.server.placement == "colocated"
+        return self.job.options.server_count if colocated else 0
+
 
 class Units(NamedTuple):
     """The workers of a job in units, of which no two have devices on one node.

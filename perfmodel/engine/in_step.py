@@ -23,7 +23,7 @@ from perfmodel.engine.starts import ci_of, seeds
 from perfmodel.engine.tracing import recorded
 from perfmodel.engine.warmup import Progress
 from perfmodel.graph.mean_field import MeanField
-from perfmodel.graph.op_graph import CAUSES, OpGraph
+from perfmodel.graph.op_graph import CAUSES
 
 BOUND = CAUSES.index("staleness_bound")
 """Column of the waits for a bound on the lead of workers."""
@@ -39,8 +39,9 @@ ERROR_OF_ONE = 0.75
 were simulated; if it is less busy, in proportion to the square (decision 0102). With several
 devices, so many times as much unless it is full all the time (decision 0103)."""
 
-ROUGH_IN_STEP = 0.4
-"""Error of the throughput of workers in step that represent all only roughly (decision 0109)."""
+ROUGH_IN_STEP, ROUGH_OPS = 0.4, 1_500_000
+"""Error of the throughput of workers in step that represent all only roughly, and operations of
+their runs, of which there are the fewest (decision 0109)."""
 
 FULL = 0.995
 """Utilisation from which a resource is full all the time."""
@@ -60,9 +61,9 @@ def simulate_in_step(
     So what they share is there in proportion to the workers of the graph.
     """
     graph = field.graph
-    unlike = field.kind.max() >= field.devices
+    unlike = field.kind.max() >= field.devices and field.most_busy == 1.0
     numbers = (LONG_RUNS,) if unlike else (FEWEST_RUNS, LONG_RUNS)
-    few = _long_runs(field.in_proportion(), numbers, seed, rel_ci, progress, compiled)
+    few = _long_runs(field, numbers, seed, rel_ci, progress, compiled)
     lacking = 1.0 - graph.n_groups / len(graph.worker_group)
     parts = shared_parts(field, few)
     devices, busiest = field.devices, float(parts.max(initial=0.0))
@@ -110,7 +111,7 @@ def _slower(field: MeanField, lead: int, few: Measures, seed: int) -> float:
 
 
 def _long_runs(
-    graph: OpGraph,
+    field: MeanField,
     numbers: Sequence[int],
     seed: int,
     rel_ci: float,
@@ -118,7 +119,9 @@ def _long_runs(
     compiled: bool | None,
 ) -> Measures:
     """Run a graph from several starts at the same time for many rounds. Shorter runs are enough, of
-    one of these ``numbers`` of starts, if all of their halves are about equally fast."""
+    one of these ``numbers`` of starts, if all of their halves are about equally fast, or if links
+    are so busy that a few represent all only roughly."""
+    graph = field.in_proportion()
     rounds = min(max(LONG_OPS // graph.n_ops, LONG_ROUNDS[0]), LONG_ROUNDS[1])
     starts = seeds(seed, LONG_RUNS)
     with contextlib.ExitStack() as opened:
@@ -142,12 +145,17 @@ def _long_runs(
             for end in (rounds // 16, rounds // 8, rounds // 4):
                 advance(more, end)
             rates = [rate for one in runs for rate in one.rates]
-            if max(rates) - min(rates) <= rel_ci * min(rates):
+            spread = (max(rates) - min(rates)) / (max(rates) + min(rates))
+            parts = shared_parts(field, measures(graph, runs[0].measured))
+            rough = busiest_link(field, parts) > field.most_busy
+            if rough:
+                advance(runs, max(ROUGH_OPS // graph.n_ops, rounds // 4))
+            if rough or 2.0 * spread <= rel_ci:
                 break
         else:
             advance(runs, rounds)
         totals = [one.measured for one in runs]
-        ci = max(ci_of(graph, totals), RESOLUTION_OF_SHORT * rel_ci)
+        ci = spread if rough else max(ci_of(graph, totals), RESOLUTION_OF_SHORT * rel_ci)
         whole = runs[0].run.trace_on(functools.reduce(operator.add, totals), graph.span)
     return measures(graph, whole, ci_fraction=ci, runs=len(runs), transient_rounds=rounds / 4.0)
 

@@ -17,6 +17,7 @@ from perfmodel.base.arrays import Floats
 from perfmodel.engine import mean_field as engine
 from perfmodel.engine.mean_field import simulate_many, simulate_mean_field
 from perfmodel.engine.measures import Measures
+from perfmodel.engine.run import Simulation
 from perfmodel.engine.simulation import simulate
 from perfmodel.graph.mean_field import MeanField
 from perfmodel.graph.op_graph import CAUSES
@@ -452,6 +453,28 @@ def test_workers_in_step_represent_nodes_with_many_servers_roughly_if_links_are_
         msgspec.structs.replace(one, cluster=msgspec.structs.replace(one.cluster, nic=nic))
     )
     assert (simulate_mean_field(field).ci_fraction > 0.4) is wide
+
+
+@pytest.mark.parametrize("rate", [450.0, 1e4])
+def test_nodes_with_several_workers_in_step_and_a_server_are_represented(rate: float) -> None:
+    """36 nodes of eight and a server, of whose links much or little is used: eight nodes tell what
+    all do, roughly after two short runs if links are busy."""
+    options = {"servers": 36, "staleness_bound": 2}
+    one = placed(workers=288, arch="ssp", options=options, colocated=True, jitter=0.1)
+    nic = msgspec.structs.replace(one.cluster.nic, bandwidth_bytes_per_s=rate)
+    one = on_nodes(one, 8, nic=nic)
+    field = field_of(one)
+    assert (field.graph.n_groups, field.graph.group_count.min()) == (64, 4)
+    found = simulate_mean_field(field)
+    assert (found.ci_fraction > 0.4) is (rate < 1e3)
+    assert found.runs == (2 if rate < 1e3 else 4)
+    with Simulation(build_graph(one), seed=2, steady=True) as whole:
+        whole.advance(30)
+        begin = whole.totals()
+        whole.advance(100)
+        measured = whole.totals() - begin
+    of_all = float(measured.progress.sum() / measured.time)
+    assert rate_of(found, field) == pytest.approx(of_all, rel=min(found.ci_fraction, 0.1) + 0.005)
 
 
 def test_each_site_has_its_own_pace_by_hand() -> None:
