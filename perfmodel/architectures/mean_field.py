@@ -68,18 +68,18 @@ def mean_field_of(
     in_step = lead is not None or (len(devices) > 1 and job.options.server_count > 0)
     many_hosts = len(devices) == 1 and devices[0].hosts > MOST_HOSTS
     alone = devices[0].alone
-    hosts_alike, fewest = many_hosts and not (in_step and alone), architecture.fewest
-    if hosts_alike and in_step:
-        fewest = MOST_IN_STEP
+    hosts_alike, size = many_hosts and not (in_step and alone), (architecture.fewest, MOST)
+    if hosts_alike and not alone:
+        size = MOST_IN_STEP if in_step else architecture.fewest, MOST_IN_STEP
     units = Units.of(devices, hosts_alike=hosts_alike)
-    field = _sampled(job, few, units, len(devices), fewest, in_step=in_step, lead=lead)
+    field = _sampled(job, few, units, len(devices), size, in_step=in_step, lead=lead)
     if field is not None and many_hosts and (in_step or not alone):
         return msgspec.structs.replace(field, most_busy=BUSY / 2.0 if in_step else BUSY)
     if field is None or in_step or many_hosts or not field.links_in_turn:
         return field
     if job.cluster.queue_bytes is not None:
         return None
-    together = _sampled(job, few, units, len(devices), fewest, in_step=True)
+    together = _sampled(job, few, units, len(devices), size, in_step=True)
     return msgspec.structs.replace(field, together=together)
 
 
@@ -88,20 +88,21 @@ def _sampled(
     few: Callable[[Job, Ids], OpGraph],
     units: Units,
     devices: int,
-    fewest: int,
+    size: tuple[int, int],
     *,
     in_step: bool = False,
     lead: int | None = None,
 ) -> MeanField | None:
-    """Return the mean field of a job from a sample of its units; None if that would be most of
-    them. If all devices of a worker use servers, there is one of all of them then."""
+    """Return the mean field of a job from a sample of its units, whose ``size`` is the fewest and
+    most workers; None if that is most of them, or all if all devices of a worker use servers."""
     if in_step and job.replica is None:
         job = in_blocks(job, BLOCKS)
+    fewest, most = size
     graph, sample = None, units.sample(fewest, fewest)
     some = units.workers(sample)
     if job.workers >= 2 * len(some):
         graph = few(job, some)
-        most, ops = (MOST_IN_STEP, OPS_IN_STEP) if in_step else (MOST, OPS)
+        most, ops = (min(most, MOST_IN_STEP), OPS_IN_STEP) if in_step else (most, OPS)
         larger = units.sample(min(ops * len(some) // graph.n_ops, most), fewest)
         if len(larger) > len(sample):
             sample, some = larger, units.workers(larger)

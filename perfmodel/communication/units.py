@@ -15,8 +15,8 @@ from perfmodel.graph.mean_field import Places
 from perfmodel.inputs.job import Job
 
 MOST_KINDS, CLASSES = 64, 8
-"""Most kinds of units that differ in the speed of their workers only; if there are more, units are
-of so many classes of speed (decision 0110)."""
+"""Most kinds of units; if there are more, units are of so many classes by the speed of their
+workers, and of their links (decision 0110)."""
 
 
 class Devices(NamedTuple):
@@ -51,7 +51,7 @@ class Units(NamedTuple):
     start : first worker of each unit, and the number of workers, (units + 1,).
     kinds : the units of each kind, ascending; the most frequent kind is last. Units are of one kind
         if their workers, nodes and links are alike, and the same servers, or as many, are on them;
-        if that makes too many kinds, of workers that are about equally fast on average.
+        if that makes too many kinds, of workers and links that are about as fast on average.
         If the last unit is like those of the last kind, but has fewer workers, it is of none.
     alike : number of the kind of each worker, (workers,): those of equal units that are as fast.
     node : of each device of each worker, (devices, workers).
@@ -77,8 +77,11 @@ class Units(NamedTuple):
         places, speeds = _places(several, start), slowed.view(np.int64)
         traits = np.concatenate([places, unlike, speeds])
         if len(_of_kinds(traits, start)) > MOST_KINDS:
-            speeds = np.array([quantiles(row, CLASSES) for row in slowed])
-            traits = np.concatenate([places, unlike, _of_speed(slowed, start)[None]])
+            unlike = np.concatenate([_unlike(one, hosts_alike, links=False) for one in several])
+            late = np.array([_late(devices) for devices in several])
+            speeds = np.array([quantiles(row, CLASSES) for row in (*slowed, *late)])
+            classes = [_of_speed(how, start) for how in (slowed, late)]
+            traits = np.concatenate([places, unlike, classes])
         *rare, usual = _of_kinds(traits, start)
 
         last, first = len(start) - 2, start[usual[0]]
@@ -191,8 +194,8 @@ def _of_kinds(traits: Ids, start: Ids) -> list[Ids]:
 
 
 def _of_speed(slowed: Floats, start: Ids) -> Ids:
-    """Return the class of each worker's unit by how slow its devices are on average, (workers,),
-    given how slow each is, (devices, workers). That of the slowest is one."""
+    """Return the class of each worker's unit by how slow its devices or links are on average,
+    (workers,), given how slow each is, (devices, workers). That of the slowest is one."""
     size = np.diff(start)
     mean = np.add.reduceat(slowed.mean(axis=0), start[:-1]) / size
     slowest = np.maximum.reduceat(slowed.max(axis=0), start[:-1]) == slowed.max()
@@ -212,15 +215,25 @@ def _slowed(devices: Devices) -> Floats:
     return np.asarray(slowed / speed[own])
 
 
-def _unlike(devices: Devices, hosts_alike: bool) -> Ids:
-    """Return what makes nodes unlike others but their speed, and the servers on them, (traits,
-    workers)."""
+def _late(devices: Devices) -> Floats:
+    """Return how many times as long as over the usual link each device's bytes take, (workers,)."""
+    cluster, own = devices.job.cluster, places_of(devices.job.cluster, devices.job.workers)
+    late = np.ones(own.max() + 1)
+    for one in cluster.overrides:
+        if one.node < len(late) and one.nic is not None:
+            late[one.node] = cluster.nic.goodput_bytes_per_s / one.nic.goodput_bytes_per_s
+    return np.asarray(late[own])
+
+
+def _unlike(devices: Devices, hosts_alike: bool, *, links: bool = True) -> Ids:
+    """Return what makes nodes unlike others but their speed: their ``links``, what is beside each
+    device, and the servers on them, (traits, workers)."""
     job, cluster = devices.job, devices.job.cluster
     own = places_of(cluster, job.workers)
     count = np.bincount(own)
     features: dict[int, list[object]] = {}
     for one in cluster.overrides:
-        if one.node < len(count) and one.nic is not None:
+        if links and one.node < len(count) and one.nic is not None:
             features.setdefault(one.node, []).append(one.nic)
     if cluster.server.placement == "colocated":
         for server, node in enumerate(homes_of(job, job.options.server_count).tolist()):
