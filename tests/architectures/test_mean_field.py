@@ -146,6 +146,7 @@ def on_links(given: Job, **more: Any) -> Job:
     return msgspec.structs.replace(given, cluster=msgspec.structs.replace(given.cluster, **more))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "workers"), [("asp", 300), ("gosgd", 800)])
 def test_a_few_represent_workers_of_which_each_has_a_link_like_no_other(
     arch: str, workers: int
@@ -440,6 +441,7 @@ def test_nodes_with_several_workers_and_servers_are_represented_if_links_have_ro
     assert few.busy_fraction.mean() == pytest.approx(whole.busy_fraction.mean(), abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_few_represent_nodes_with_several_workers_and_servers_roughly_if_links_are_busy() -> None:
     """The same with links of 450 bytes/s."""
     one = on_nodes(placed(workers=288, options={"servers": 36}, colocated=True), 8)
