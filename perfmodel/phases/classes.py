@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from perfmodel.base.arrays import quantiles
+from perfmodel.base.arrays import Floats, quantiles
 from perfmodel.base.quantities import Quantity
 
 MOST_CLASSES, JOINED = 64, 8
-"""Most classes of workers, and how many speeds are told apart if there are more (decision 0110)."""
+"""Most classes of workers; if there are more, how many speeds and how many bandwidths are told
+apart but for the slowest (decision 0110)."""
 
 
 class Class(msgspec.Struct, frozen=True):
@@ -27,19 +28,29 @@ class Class(msgspec.Struct, frozen=True):
 
 
 def joined(kinds: list[Class]) -> list[Class]:
-    """Return the classes of workers, (workers,), and of many those of about equal scale as one:
-    their mean. The slowest stay one."""
+    """Return the classes of workers, (workers,), and of many those of about equal scale and
+    bandwidth as one: their means. The slowest stay one."""
     if len(set({id(kind): kind for kind in kinds}.values())) <= MOST_CLASSES:
         return kinds
     scale = np.array([kind.scale for kind in kinds])
-    number = np.where(scale == scale.max(), JOINED, quantiles(scale, JOINED))
+    per_byte_s = 1.0 / np.array([float(kind.bandwidth_bytes_per_s) for kind in kinds])
     alike: dict[tuple[object, ...], list[int]] = {}
-    for worker, (kind, own) in enumerate(zip(kinds, number.tolist(), strict=True)):
-        links = kind.bandwidth_bytes_per_s, kind.loading_s, kind.devices
-        alike.setdefault((own, *links), []).append(worker)
+    numbers = zip(_parts(scale), _parts(per_byte_s), strict=True)
+    for worker, (kind, own) in enumerate(zip(kinds, numbers, strict=True)):
+        alike.setdefault((own, kind.loading_s, kind.devices), []).append(worker)
     found = list(kinds)
     for workers in alike.values():
-        mean = msgspec.structs.replace(kinds[workers[0]], scale=float(scale[workers].mean()))
+        mean = msgspec.structs.replace(
+            kinds[workers[0]],
+            scale=float(scale[workers].mean()),
+            bandwidth_bytes_per_s=1.0 / float(per_byte_s[workers].mean()),
+        )
         for worker in workers:
             found[worker] = mean
     return found
+
+
+def _parts(values: Floats) -> list[int]:
+    """Return the number of the part of each value, (workers,); the largest are one."""
+    parts: list[int] = np.where(values == values.max(), JOINED, quantiles(values, JOINED)).tolist()
+    return parts

@@ -347,3 +347,17 @@ def test_of_many_speeds_near_ones_are_one_class_by_hand() -> None:
     waiting = predict(bound, fidelity="coarse")
     assert waiting.iteration_s == pytest.approx(step_s.max(), rel=1e-9)
     assert waiting.idle_fraction.per_worker == pytest.approx(1.0 - step_s / step_s.max(), abs=1e-9)
+
+
+def test_of_many_bandwidths_near_ones_are_one_class_by_hand() -> None:
+    """100 nodes, of which none has a link like another: classes have the mean time of a byte, and
+    that of the slowest link stays one."""
+    rates = 1e3 * (1.0 + np.random.default_rng(2).permutation(100) / 100.0)
+    unlike = tuple(NodeOverride(node, nic=Link(float(rate))) for node, rate in enumerate(rates))
+    classes = quantities_of(job(WORK, cluster(1e3, overrides=unlike), 100, "asp")).classes
+    count = np.array([kind.count for kind in classes])
+    found = np.array([float(kind.bandwidth_bytes_per_s) for kind in classes])
+    assert sorted(count) == [1, 11, *[12] * 3, *[13] * 4]
+    assert (count / found).sum() == pytest.approx((1.0 / rates).sum())
+    assert found.min() == pytest.approx(rates.min())
+    assert count[found.argmin()] == 1
