@@ -23,11 +23,12 @@ MOST = 128
 OPS = 70_000
 """Operations that a graph may have before it has fewer workers than MOST."""
 
-WAVE_BLOCKS = 8
-"""Blocks that layers are joined to if all workers are simulated and may come in waves."""
-
 MOST_IN_STEP, OPS_IN_STEP = 64, 10_000
 """Most workers and operations of a graph if workers go on in step: their runs have to be long."""
+
+WAVE_BLOCKS, WAVE_OPS = 8, 14_000
+"""Blocks that layers are joined to if workers may come in waves, and operations of a graph of at
+most MOST of them that shows whether they do (decisions 0104 and 0111)."""
 
 MOST_HOSTS, BUSY = 32, 0.5
 """Most servers on workers' nodes each of which makes its node another kind (decision 0106); how
@@ -66,20 +67,23 @@ def mean_field_of(
         return None
     devices = several(job) if several is not None else [Devices.of(job)]
     in_step = lead is not None or (len(devices) > 1 and job.options.server_count > 0)
-    many_hosts = len(devices) == 1 and devices[0].hosts > MOST_HOSTS
-    alone = devices[0].alone
-    hosts_alike, size = many_hosts and not (in_step and alone), (architecture.fewest, MOST)
+    many_hosts, alone = len(devices) == 1 and devices[0].hosts > MOST_HOSTS, devices[0].alone
+    hosts_alike, fewest = many_hosts and not (in_step and alone), architecture.fewest
+    most, ops = (MOST_IN_STEP, OPS_IN_STEP) if in_step else (MOST, OPS)
     if hosts_alike and not alone:
-        size = MOST_IN_STEP if in_step else architecture.fewest, MOST_IN_STEP
+        fewest, most = MOST_IN_STEP if in_step else fewest, MOST_IN_STEP
     units = Units.of(devices, hosts_alike=hosts_alike)
-    field = _sampled(job, few, units, len(devices), size, in_step=in_step, lead=lead)
+    sampled = in_blocks(job, BLOCKS) if in_step else job
+    size = fewest, most, ops
+    field = _sampled(sampled, few, units, len(devices), size, in_step=in_step, lead=lead)
     if field is not None and many_hosts and (in_step or not alone):
         return msgspec.structs.replace(field, most_busy=BUSY / 2.0 if in_step else BUSY)
     if field is None or in_step or many_hosts or not field.links_in_turn:
         return field
     if job.cluster.queue_bytes is not None:
         return None
-    together = _sampled(job, few, units, len(devices), size, in_step=True)
+    waves = in_blocks(job, WAVE_BLOCKS)
+    together = _sampled(waves, few, units, len(devices), (fewest, most, WAVE_OPS), in_step=True)
     return msgspec.structs.replace(field, together=together)
 
 
@@ -88,21 +92,19 @@ def _sampled(
     few: Callable[[Job, Ids], OpGraph],
     units: Units,
     devices: int,
-    size: tuple[int, int],
+    size: tuple[int, int, int],
     *,
     in_step: bool = False,
     lead: int | None = None,
 ) -> MeanField | None:
     """Return the mean field of a job from a sample of its units, whose ``size`` is the fewest and
-    most workers; None if that is most of them, or all if all devices of a worker use servers."""
-    if in_step and job.replica is None:
-        job = in_blocks(job, BLOCKS)
-    fewest, most = size
+    most workers, and the most operations. None if that is most workers, or all if each device of
+    one uses servers."""
+    fewest, most, ops = size
     graph, sample = None, units.sample(fewest, fewest)
     some = units.workers(sample)
     if job.workers >= 2 * len(some):
         graph = few(job, some)
-        most, ops = (min(most, MOST_IN_STEP), OPS_IN_STEP) if in_step else (most, OPS)
         larger = units.sample(min(ops * len(some) // graph.n_ops, most), fewest)
         if len(larger) > len(sample):
             sample, some = larger, units.workers(larger)
@@ -131,9 +133,7 @@ def _sampled(
 def joined(job: Job, graph: OpGraph) -> Job | None:
     """Return a job with layers joined to some blocks if workers of its graph, which has all, may
     come in waves: runs are long then (decision 0104). None if they may not, or layers differ."""
-    if job.replica is not None or not may_come_in_waves(graph):
-        return None
-    fewer = in_blocks(job, WAVE_BLOCKS)
+    fewer = in_blocks(job, WAVE_BLOCKS) if may_come_in_waves(graph) else job
     return None if fewer is job else fewer
 
 

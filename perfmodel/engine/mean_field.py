@@ -23,12 +23,16 @@ MOST_GUESSES, CLOSE = 8, 2.0
 of those in the graph must come, as a multiple of ``rel_ci``, once it is known how one depends on
 the other."""
 
-NEARLY_FULL = 0.95
-"""Utilisation of a link from which on workers may come to go on together."""
+BUSY = 0.7
+"""Utilisation of a link from which on workers may come to go on together (decision 0111)."""
 
 SLOWER_OF_ONE, MOST_OF_ONE = 2.0, 3.0
 """By how much a few in proportion to full links are slower than all, as a fraction times their
-number, on average and at most (decision 0105)."""
+number, on average and at most; on average less if links are not full (decisions 0105 and 0111)."""
+
+CLEARLY = 0.1
+"""By how much less than short runs of a few find workers in waves make, as a fraction, if there is
+no need of a long run of the few."""
 
 ROUGH_ERROR = 0.2
 """Error of the throughput of a few that represent all only roughly (decision 0109)."""
@@ -129,7 +133,7 @@ def simulate_many(
     """Run a mean field, and return the graph and the measures of it or, if its workers come to go
     on together, of that in which they do.
 
-    They do so if links are full, and if that is slower than can be due to how few they are.
+    They do so if links are busy, and if that is slower than can be due to how few they are.
 
     Raises
     ------
@@ -137,17 +141,22 @@ def simulate_many(
     """
     if field.most_busy < 1.0 and not field.in_step:
         return field.graph, _roughly(field, seed, rel_ci, progress)
-    evenly = simulate_mean_field(field, seed, rel_ci, progress)
-    graph, together = field.graph, field.together
-    if together is None or shared_parts(field, evenly).max() < NEARLY_FULL:
-        return graph, evenly
+    if field.together is None:
+        return field.graph, simulate_mean_field(field, seed, rel_ci, progress)
+    rates, pace = guessed = _guessed(field, seed, rel_ci, None)
+    if busiest_link(field, field.parts(rates.guess * pace)) < BUSY:
+        return field.graph, _measured(field, guessed, seed, rel_ci, progress, None)
+    together, few = field.together, field.together.graph.n_groups
     waves = simulate_in_step(together, seed, rel_ci, progress, compiled=None)
-    slower = 1.0 - together.mean(waves.iterations_per_s) / field.mean(evenly.iterations_per_s)
-    few = together.graph.n_groups
-    if slower <= evenly.ci_fraction + MOST_OF_ONE / few:
-        wide = evenly.ci_fraction + max(slower, 0.0) / 2.0
-        return graph, msgspec.structs.replace(evenly, ci_fraction=wide)
-    missing = SLOWER_OF_ONE * (1.0 / few - 1.0 / field.workers)
+    rate, margin = together.mean(waves.iterations_per_s), MOST_OF_ONE / few
+    if rate > (1.0 - CLEARLY - margin) * rates.guess:
+        evenly = _measured(field, guessed, seed, rel_ci, progress, None)
+        slower = 1.0 - rate / field.mean(evenly.iterations_per_s)
+        if slower <= evenly.ci_fraction + margin:
+            wide = evenly.ci_fraction + abs(slower) / 2.0
+            return field.graph, msgspec.structs.replace(evenly, ci_fraction=wide)
+    busy = float(shared_parts(together, waves).max())
+    missing = SLOWER_OF_ONE * (1.0 / few - 1.0 / field.workers) * busy
     wide = waves.ci_fraction + missing / 2.0
     waves = msgspec.structs.replace(faster(waves, 1.0 + missing), ci_fraction=wide)
     return together.graph, waves

@@ -117,10 +117,10 @@ def add_workers(
 
 def in_blocks(job: Job, count: int) -> Job:
     """Return a job whose layers, or those of each chunk of a stage, are joined to at most so many.
-    It stays as it is if passes do not vary as a whole, or devices exchange more between layers than
-    gradients."""
+    It stays as it is if it is of replicas, passes do not vary as a whole, or devices exchange more
+    between layers than gradients."""
     whole, stage = expanded(job.workload), job.stage
-    if not _as_a_whole(job) or (stage is not None and stage.exchanges):
+    if job.replica is not None or not _as_a_whole(job) or (stage is not None and stage.exchanges):
         return job
     seconds = [layer.forward_s + layer.backward_s for layer in one_pass(whole).layers]
     if stage is None:

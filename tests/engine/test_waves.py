@@ -8,12 +8,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from perfmodel import build_graph, make_job
+from perfmodel import Link, Server, build_graph, make_job
 from perfmodel.architectures.mean_field import mean_field_of
 from perfmodel.engine import starts, warmup
+from perfmodel.engine.few import shared_parts
+from perfmodel.engine.in_step import simulate_in_step
 from perfmodel.engine.mean_field import simulate_many, simulate_mean_field
+from perfmodel.engine.measures import Measures
 from perfmodel.engine.run import Simulation
 from perfmodel.engine.simulation import simulate
+from perfmodel.graph.mean_field import MeanField
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.graph.work import may_come_in_waves
 from perfmodel.inputs.job import Job
@@ -35,6 +39,18 @@ def both_ways(workers: int = 40, *, update_s: float = 0.0, **options: Any) -> Jo
         options={"servers": 4} | options,
         jitter=0.1,
     )
+
+
+def field_of(job: Job) -> MeanField:
+    field = mean_field_of(job)
+    assert field is not None
+    assert field.together is not None
+    return field
+
+
+def rate_of(graph: OpGraph, found: Measures) -> float:
+    """Iterations per second of all workers."""
+    return float(found.iterations_per_s @ graph.group_count)
 
 
 def in_the_long_run(graph: OpGraph) -> float:
@@ -106,29 +122,78 @@ def test_waves_that_do_not_show_are_part_of_the_interval(
 def test_many_workers_on_full_links_come_in_waves() -> None:
     """As a few with an even load of the others do not show."""
     job = both_ways(400)
-    field = mean_field_of(job)
-    assert field is not None
-    assert field.together is not None
+    field = field_of(job)
     rate = in_the_long_run(build_graph(job))
     even = simulate_mean_field(field)
-    assert float(even.iterations_per_s @ field.graph.group_count) == pytest.approx(FULL, rel=0.005)
+    assert rate_of(field.graph, even) == pytest.approx(FULL, rel=0.005)
     assert rate < 0.985 * FULL
     graph, found = simulate_many(field)
-    assert graph is field.together.graph
-    many = float(found.iterations_per_s @ graph.group_count)
+    assert graph is not field.graph
+    many = rate_of(graph, found)
     assert many == pytest.approx(rate, rel=found.ci_fraction)
     assert many < 0.98 * FULL
 
 
-def test_links_that_stay_full_keep_their_throughput() -> None:
-    """Slices that are answered at once keep both directions full, whatever a few tell."""
-    field = mean_field_of(both_ways(300, duplex=True))
-    assert field is not None
+def slow_links(workers: int, bytes_per_s: float = 10.0) -> Job:
+    """Workers that compute for 3 s, and push 10 bytes and pull as many over links of their own;
+    their server's has 1000 bytes/s."""
+    return make_job(
+        workload=workload([0.5, 0.5], [1.0, 1.0], [5.0, 5.0], batch_size=4),
+        cluster=cluster(bytes_per_s, server=Server(nic=Link(1000.0), update_per_tensor_s=5e-6)),
+        workers=workers,
+        arch="asp",
+        jitter=0.05,
+    )
+
+
+def test_workers_come_in_waves_before_links_are_full() -> None:
+    """Evenly, the link of the server is full for nine tenths of the time."""
+    job = slow_links(380)
+    field = field_of(job)
+    even = simulate_mean_field(field)
+    assert 0.9 < shared_parts(field, even).max() < 0.95
+    rate = in_the_long_run(build_graph(job))
+    assert rate_of(field.graph, even) > 1.3 * rate
+    graph, found = simulate_many(field)
+    assert rate_of(graph, found) == pytest.approx(rate, rel=found.ci_fraction)
+    assert found.ci_fraction < 0.03
     assert field.together is not None
+    waves = simulate_in_step(field.together, 0, 0.01, None, compiled=None)
+    few = rate_of(graph, waves)
+    assert graph.n_groups == 128
+    assert rate_of(graph, found) == pytest.approx(
+        few * (1.0 + 2.0 * (1 / 128 - 1 / 380) * few * 10.0 / 1000.0)
+    )
+
+
+def test_half_of_what_two_ways_differ_by_is_part_of_the_interval() -> None:
+    """20 bytes/s: waves that lose a percent could be due to how few workers there are."""
+    field = field_of(slow_links(300, 20.0))
+    assert field.together is not None
+    even = simulate_mean_field(field)
+    waves = simulate_in_step(field.together, 0, 0.01, None, compiled=None)
+    slower = 1.0 - rate_of(field.together.graph, waves) / rate_of(field.graph, even)
     graph, found = simulate_many(field)
     assert graph is field.graph
-    rate = float(found.iterations_per_s @ graph.group_count)
-    assert rate == pytest.approx(FULL, rel=found.ci_fraction)
+    assert abs(slower) > 0.003
+    assert found.ci_fraction == pytest.approx(even.ci_fraction + abs(slower) / 2.0)
+
+
+def test_waves_are_not_looked_for_on_links_with_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """5 bytes/s: the link of the server is busy for little more than half of the time."""
+    monkeypatch.delattr("perfmodel.engine.mean_field.simulate_in_step")
+    field = field_of(slow_links(300, 5.0))
+    graph, found = simulate_many(field)
+    assert 0.5 < shared_parts(field, found).max() < 0.6
+    assert rate_of(graph, found) == pytest.approx(rate_of(graph, simulate_mean_field(field)))
+
+
+def test_links_that_stay_full_keep_their_throughput() -> None:
+    """Slices that are answered at once keep both directions full, whatever a few tell."""
+    field = field_of(both_ways(300, duplex=True))
+    graph, found = simulate_many(field)
+    assert graph is field.graph
+    assert rate_of(graph, found) == pytest.approx(FULL, rel=found.ci_fraction)
     assert found.ci_fraction < 0.02
 
 
