@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple, Self
 from weakref import WeakSet
 
@@ -240,16 +241,24 @@ class Simulation:
 
 def advance_all(runs: Sequence[Simulation], rounds: int) -> None:
     """Run simulations at the same time, until every group of each has ended ``rounds`` iterations.
-    The compiled event loop does not hold up other threads.
 
     Raises
     ------
     DeadlockError : see :meth:`Simulation.advance`.
     """
+    at_once(runs, [partial(run.advance, rounds) for run in runs])
+
+
+def at_once(runs: Sequence[Simulation], work: Sequence[Callable[[], object]]) -> None:
+    """Do the ``work`` of each simulation, with all of them at the same time. The compiled event
+    loop does not hold up other threads. If any of it fails, all simulations stop."""
+    if len(work) == 1:
+        work[0]()
+        return
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(len(runs)) as threads:
-        waiting = [threads.submit(run.advance, rounds) for run in runs]
+    with ThreadPoolExecutor(len(work)) as threads:
+        waiting = [threads.submit(one) for one in work]
         try:
             for one in waiting:
                 one.result()

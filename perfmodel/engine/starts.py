@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import math
 import operator
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Self
 
@@ -12,14 +12,14 @@ import numpy as np
 
 from perfmodel.engine.measures import Measures, Totals, measures
 from perfmodel.engine.progress import RESOLUTION_OF_SHORT, saturated, short_runs
-from perfmodel.engine.run import Simulation
+from perfmodel.engine.run import Simulation, at_once
 from perfmodel.engine.state import forget_gap
 from perfmodel.engine.steady import AT_EACH_LOOK, ci_fraction
 from perfmodel.engine.tracing import recorded
 from perfmodel.graph.op_graph import OpGraph
 
 if TYPE_CHECKING:
-    from perfmodel.engine.warmup import Progress
+    from perfmodel.engine.warmup import Pilot, Progress
 
 FEWEST_RUNS, RUNS_OF_NOISY, MOST_RUNS = 6, 8, 32
 """Number of runs, with different starts, of a job whose workers start at random times: minimum;
@@ -36,16 +36,19 @@ RESOLUTION = 0.1
 """Lower limit of a random job's interval, as a fraction of ``rel_ci``: the run may miss rare
 patterns. That of short runs of many workers is higher."""
 
-PRECISION_OPS, USUAL_CI = 8_000_000, 0.01
-"""Operations after which runs of a job with many workers end if the interval may be this wide, and
-more for narrower ones. Some jobs alternate for thousands of rounds; their interval stays wider than
-requested."""
+PRECISION_OPS_OF_MANY, PRECISION_OPS, USUAL_CI = 8_000_000, 24_000_000, 0.01
+"""Operations after which runs of a job with many workers, and those of others, end if the interval
+may be this wide, and more for narrower ones. Some jobs alternate for thousands of rounds; their
+interval stays wider than requested."""
 
 MOST_ROUNDS = 32768
 """Maximum rounds of runs whose confidence interval stays wider than requested."""
 
 LONGER, MUCH_LONGER = 2.0, 4.0
 """Least and largest factor by which runs are made longer at once."""
+
+AT_ONCE = 5
+"""Most starts whose pilots run at the same time."""
 
 LATER = 8
 """If runs are extended to some number of rounds, about one in LATER of these is added to the
@@ -78,25 +81,32 @@ def from_many_starts(
 
 
 class _Start:
-    """A run from one start: its pilot, and the totals after the warm-up. It can be continued."""
+    """A run from one start, which can be continued.
 
-    def __init__(
-        self,
-        graph: OpGraph,
-        seed: int,
-        rel_ci: float,
-        compiled: bool | None,
-        least_spans: int,
-        *,
-        settle: bool,
-    ) -> None:
+    Attributes
+    ----------
+    run : the simulation, while it is in memory.
+    pilot, totals : its pilot, and the totals after the warm-up.
+    """
+
+    pilot: Pilot
+    totals: Totals
+
+    def __init__(self, graph: OpGraph, seed: int, compiled: bool | None) -> None:
+        self._how = graph, seed, compiled
+        self._ends: list[Totals] = []
+        self.run: Simulation | None = None
+
+    def begin(self, rel_ci: float, least_spans: int, rounds: int, *, settle: bool) -> None:
+        """Run the pilot; go on for ``rounds`` after it if it is shorter."""
         from perfmodel.engine.warmup import warm_up
 
-        self._how = graph, seed, compiled
-        self._run: Simulation | None = self._begin()
-        self.pilot = warm_up(self._run, rel_ci, least_spans, None, settle=settle)
-        self._ends = [self.pilot.begin, self._run.totals()]
+        run = self.opened()
+        self.pilot = warm_up(run, rel_ci, least_spans, None, settle=settle)
+        self._ends = [self.pilot.begin, run.totals()]
         self.totals = self._ends[1] - self._ends[0]
+        if rounds:
+            self.extend(rounds)
 
     @property
     def rounds(self) -> int:
@@ -106,34 +116,35 @@ class _Start:
     def extend(self, rounds: int) -> None:
         """Continue until there are so many rounds after the pilot's warm-up. The measured part
         begins where the run had ended before, but not after one in LATER of these rounds."""
-        if self._run is None:
-            self._run = self._begin()
-            self._run.advance(self.rounds)
-            forget_gap(self._run.world)
-        first = self.pilot.begin.rounds
-        self._run.advance(max(self.rounds, first + rounds))
+        run, first = self.opened(), self.pilot.begin.rounds
+        if run.rounds < self.rounds:
+            run.advance(self.rounds)
+            forget_gap(run.world)
+        run.advance(max(self.rounds, first + rounds))
         later = first + rounds // LATER  # with little jitter, the order of workers changes slowly
         begin = max((end for end in self._ends if end.rounds <= later), key=lambda end: end.rounds)
-        self._ends.append(self._run.totals())
+        self._ends.append(run.totals())
         self.totals = self._ends[-1] - begin
 
     def trace_on(self, totals: Totals) -> Totals:
         """Return ``totals`` with the critical paths of further rounds, if they have too few and the
         simulation is in memory, or if they have none; the last thing that is done with a run."""
-        if self._run is None and totals.walks == 0:
-            self._run = self._begin()
-            self._run.advance(self.rounds)
-        return totals if self._run is None else self._run.trace_on(totals, self._run.span)
+        if self.run is None and totals.walks == 0:
+            self.opened().advance(self.rounds)
+        return totals if self.run is None else self.run.trace_on(totals, self.run.span)
+
+    def opened(self) -> Simulation:
+        """Return the simulation, from its beginning if it is not in memory."""
+        if self.run is None:
+            graph, seed, compiled = self._how
+            self.run = Simulation(graph, seed, compiled, depth=recorded(graph), steady=True)
+        return self.run
 
     def close(self) -> None:
         """Free the memory of the simulation; the run can be continued nevertheless."""
-        if self._run is not None:
-            self._run.__exit__()
-            self._run = None
-
-    def _begin(self) -> Simulation:
-        graph, seed, compiled = self._how
-        return Simulation(graph, seed, compiled, depth=recorded(graph), steady=True)
+        if self.run is not None:
+            self.run.__exit__()
+            self.run = None
 
 
 class _Starts:
@@ -143,10 +154,9 @@ class _Starts:
         self._graph, self._rel_ci, self._compiled = graph, rel_ci, compiled
         self._seeds = seeds(seed, MOST_RUNS)
         self._short = short_runs(graph)
-        self._rounds, self._most = 0, math.inf
-        if self._short:
-            narrower = max(USUAL_CI / rel_ci, 1.0)
-            self._most = PRECISION_OPS * narrower**2 / float(graph.activity.sum())
+        self._rounds = 0
+        most = PRECISION_OPS_OF_MANY if self._short else PRECISION_OPS
+        self._most = most * max(USUAL_CI / rel_ci, 1.0) ** 2 / float(graph.activity.sum())
         self.runs: list[_Start] = []
         self.ci = inf
 
@@ -160,30 +170,24 @@ class _Starts:
     def add(self, progress: Progress | None) -> None:
         """Add as many runs as the interval needs, or fewer if they have to become longer anyway;
         one if many workers keep a resource busy all the time, so that other starts cannot be faster
-        (decision 0097). The first waits for queues to settle."""
+        (decision 0097). The first waits for queues to settle; the others run at the same time, a
+        few more than are needed if need be."""
         fewest = FEWEST_RUNS_OF_MANY if self._short else FEWEST_RUNS
         while self.ci > self._rel_ci and not self._enough():
-            spans = self.runs[0].pilot.spans if self.runs else 0
-            run = _Start(
-                self._graph,
-                self._seeds[len(self.runs)],
-                self._rel_ci,
-                self._compiled,
-                spans,
-                settle=not self.runs,
-            )
-            self.runs.append(run)
-            if self._rounds:
-                run.extend(self._rounds)
-            if len(self.runs) >= fewest:
-                self._look()
-            elif self._short:
-                known = saturated(self._graph, run.totals, self._rel_ci)
-                self.ci = RESOLUTION_OF_SHORT * self._rel_ci if known else inf
-            if self._graph.n_ops * len(self.runs) > KEPT_OPS:
-                run.close()
-            if progress is not None:
-                progress(len(self.runs), max(self._expected(fewest), len(self.runs)))
+            for run in self._begun(fewest):
+                if self.ci <= self._rel_ci or self._enough():
+                    run.close()
+                    continue
+                self.runs.append(run)
+                enough = FEWEST_WIDE if self._spent > self._most else fewest
+                if len(self.runs) >= min(enough, fewest):
+                    self._look()
+                elif self._short:
+                    known = saturated(self._graph, run.totals, self._rel_ci)
+                    self.ci = RESOLUTION_OF_SHORT * self._rel_ci if known else inf
+                self._close_unkept([run])
+                if progress is not None:
+                    progress(len(self.runs), max(self._expected(fewest), len(self.runs)))
 
     def extend(self) -> bool:
         """Make all runs longer; return whether they may be."""
@@ -195,10 +199,11 @@ class _Starts:
         if rounds <= max(self._rounds, length):
             return False
         self._rounds = rounds
-        for run in self.runs:
-            run.extend(rounds)
-            if self._graph.n_ops * len(self.runs) > KEPT_OPS:
-                run.close()
+        together = max(KEPT_OPS // self._graph.n_ops, 1)
+        for first in range(0, len(self.runs), together):
+            some = self.runs[first : first + together]
+            at_once([run.opened() for run in some], [partial(run.extend, rounds) for run in some])
+            self._close_unkept(some)
         self._look()
         return True
 
@@ -209,6 +214,28 @@ class _Starts:
             whole = run.trace_on(whole)
         return whole
 
+    def _begun(self, fewest: int) -> list[_Start]:
+        """Return further runs after their pilots: the first, the others that there are at least, or
+        some that the interval probably needs."""
+        count = len(self.runs)
+        most = min(self._expected(fewest), self._most_runs(), count + AT_ONCE) if count else 1
+        if count:
+            most = min(most, max(int(self._most * count / self._spent) + 1, FEWEST_WIDE))
+        seeds = self._seeds[count : max(most, count + 1)]
+        runs = [_Start(self._graph, seed, self._compiled) for seed in seeds]
+        spans = self.runs[0].pilot.spans if count else 0
+        begin = [
+            partial(run.begin, self._rel_ci, spans, self._rounds, settle=not count) for run in runs
+        ]
+        at_once([run.opened() for run in runs], begin)
+        return runs
+
+    def _close_unkept(self, runs: list[_Start]) -> None:
+        """Close these runs if all take more memory than may be kept."""
+        if self._graph.n_ops * len(self.runs) > KEPT_OPS:
+            for run in runs:
+                run.close()
+
     @property
     def _spent(self) -> int:
         """Rounds of all runs."""
@@ -216,16 +243,17 @@ class _Starts:
 
     def _enough(self) -> bool:
         """Return whether no more runs may be added, but those that there are may become longer."""
-        count = len(self.runs)
-        if count == MOST_RUNS:
-            return True
-        if self.ci < inf and self._spent > self._most and count >= FEWEST_WIDE:
-            return True
+        return len(self.runs) >= self._most_runs()
+
+    def _most_runs(self) -> int:
+        """Return after how many runs no more are added if the interval stays as wide as it is."""
+        if self.ci < inf and self._spent > self._most:
+            return FEWEST_WIDE
         if not self._graph.noisy:
-            return False
+            return MOST_RUNS
         if self._short:
-            return count >= RUNS_OF_MANY
-        return count >= RUNS_OF_NOISY and self.ci > 2.0 * self._rel_ci
+            return RUNS_OF_MANY
+        return RUNS_OF_NOISY if self.ci > 2.0 * self._rel_ci else MOST_RUNS
 
     def _expected(self, fewest: int) -> int:
         """Return how many runs there will probably be."""

@@ -126,14 +126,12 @@ def warm_up(
     (leads.possible_loss) exceeds a fraction of ``rel_ci``. A lag beyond MOST_TRANSIENT_ROUNDS is
     not waited for.
     """
+    waves, rounds = may_come_in_waves(run.graph), min(WAVE_OPS // run.graph.n_ops, WAVE_ROUNDS)
+    if waves and rounds >= WORTHWHILE:
+        return _of_waves(run, rel_ci, -(-rounds // run.span), progress)
     if short_runs(run.graph):
-        if not may_come_in_waves(run.graph):
-            return _short(run, rel_ci, least_spans, progress, settle=settle)
-        rounds = min(WAVE_OPS // run.graph.n_ops, WAVE_ROUNDS)
-        if rounds >= WORTHWHILE:
-            return _of_waves(run, rel_ci, -(-rounds // run.span), progress)
         pilot = _short(run, rel_ci, least_spans, progress, settle=settle)
-        return msgspec.structs.replace(pilot, loss=pilot.loss + UNSEEN)
+        return msgspec.structs.replace(pilot, loss=pilot.loss + UNSEEN) if waves else pilot
     least = 1 << (-(-LEAST_WARMUP // run.span) - 1).bit_length()
     spans = max(FEWEST_PILOT_SPANS, -(-PILOT_ROUNDS // run.span), 3 * least, least_spans)
     most = max(MOST_PILOT_ROUNDS // run.span, 2 * spans)
@@ -252,7 +250,7 @@ def _of_waves(run: Simulation, rel_ci: float, spans: int, progress: Progress | N
         _note(run, ties, leads)
         if progress is not None:
             progress(done, spans)
-        if done == full:
+        if done == full and short_runs(run.graph):
             part = marks[done] - marks[early[0]]
             if abs(1.0 - busy(run.graph, part.progress, part.time)) <= RESOLUTION_OF_SHORT * rel_ci:
                 parts = early

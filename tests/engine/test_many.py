@@ -160,11 +160,12 @@ def both_ways(workers: int = 150) -> OpGraph:
     return build_graph(job)
 
 
-@pytest.mark.parametrize(("workers", "lost"), [(30, 0.03), (150, 0.01)])
-def test_workers_that_have_drifted_apart_fill_both_directions(workers: int, lost: float) -> None:
-    """Ten iterations per second: each direction moves 1000 bytes/s all the time."""
+@pytest.mark.parametrize(("workers", "full"), [(30, 0.97), (150, 1.0)])
+def test_workers_that_have_drifted_apart_fill_both_directions(workers: int, full: float) -> None:
+    """Ten iterations per second: each direction moves 1000 bytes/s all the time. 30 workers lose 3
+    % in the long run (rounds 1025 to 2048 of three starts: 9.69, 9.70 and 9.72)."""
     found = simulate(both_ways(workers))
-    assert float(found.iterations_per_s.sum()) == pytest.approx(10.0, rel=lost)
+    assert float(found.iterations_per_s.sum()) == pytest.approx(10.0 * full, rel=0.01)
     assert np.sort(found.link_utilisation)[-2:] == pytest.approx([1.0, 1.0], abs=0.05)
 
 

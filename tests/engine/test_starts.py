@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from perfmodel import build_graph, make_job
 from perfmodel.engine import starts, warmup
+from perfmodel.engine.simulation import simulate
 from perfmodel.graph.op_graph import OpGraph
 from tests.effort import counted
 from tests.jobs import cluster, workload
@@ -54,21 +57,51 @@ def test_longer_runs_make_the_interval_narrower(monkeypatch: pytest.MonkeyPatch)
     assert float(wide.iterations_per_s.sum()) == pytest.approx(rate, rel=wide.ci_fraction)
 
 
-def test_many_workers_take_as_many_operations_as_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit holds for all runs together, their pilots included; four begin at least."""
-    graph = alternating(40)
-    monkeypatch.setattr(starts, "PRECISION_OPS", 300 * graph.n_ops)
+@pytest.mark.parametrize(
+    ("workers", "limit"), [(40, "PRECISION_OPS_OF_MANY"), (6, "PRECISION_OPS")]
+)
+def test_runs_take_as_many_operations_as_may_be(
+    workers: int, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit holds for all runs together, their pilots included, but for the end of the last,
+    which is a pilot of 48 rounds of six workers; four begin at least."""
+    graph = alternating(workers)
+    monkeypatch.setattr(starts, limit, 300 * graph.n_ops)
     monkeypatch.setattr(warmup, "WAVE_OPS", 80 * graph.n_ops)
     wide, rounds = counted(graph, monkeypatch, rel_ci=0.01)
     assert wide.ci_fraction > 0.01
-    assert 150 <= rounds <= 330
+    assert 150 <= rounds <= (330 if workers == 40 else 348)
     assert wide.runs >= 4
+
+
+def test_runs_end_after_four_pilots_that_take_all_operations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = alternating()
+    monkeypatch.setattr(starts, "PRECISION_OPS", 30 * graph.n_ops)
+    wide, _ = counted(graph, monkeypatch, rel_ci=0.01)
+    assert wide.runs == 4
+    assert 0.01 < wide.ci_fraction < math.inf
+
+
+@pytest.mark.parametrize("workers", [6, 40])
+def test_runs_at_the_same_time_are_as_one_after_the_other(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = alternating(workers)
+    together = simulate(graph, rel_ci=0.02)
+    monkeypatch.setattr(starts, "AT_ONCE", 1)
+    alone = simulate(graph, rel_ci=0.02)
+    assert together.runs == alone.runs
+    for name in ("iterations_per_s", "wait_fraction", "staleness", "critical_s", "ci_fraction"):
+        np.testing.assert_array_equal(getattr(together, name), getattr(alone, name))
 
 
 def test_a_warm_up_grows_with_the_run() -> None:
     """Of a run that is twice as long each time, at most an eighth is dropped, and at least a
     sixteenth once it is as long as eight pilots."""
-    run = starts._Start(alternating(), 1, 0.01, None, 0, settle=True)
+    run = starts._Start(alternating(), 1, None)
+    run.begin(0.01, 0, 0, settle=True)
     first = run.pilot.begin.rounds
     length = run.totals.rounds
     for times in (2, 4, 8, 16, 32, 64):

@@ -53,12 +53,12 @@ def rate_of(graph: OpGraph, found: Measures) -> float:
     return float(found.iterations_per_s @ graph.group_count)
 
 
-def in_the_long_run(graph: OpGraph) -> float:
-    """Iterations per second in the second half of 256 rounds of another start."""
-    with Simulation(graph, 77, steady=True) as run:
-        run.advance(128)
+def in_the_long_run(graph: OpGraph, seed: int = 77, rounds: int = 256) -> float:
+    """Iterations per second in the second half of so many rounds of another start."""
+    with Simulation(graph, seed, steady=True) as run:
+        run.advance(rounds // 2)
         begin = run.totals()
-        run.advance(256)
+        run.advance(rounds)
         return (run.totals() - begin).iterations_per_s(graph)
 
 
@@ -67,7 +67,7 @@ def test_full_links_idle_once_workers_come_in_waves(monkeypatch: pytest.MonkeyPa
     rate = in_the_long_run(graph)
     assert rate < 0.95 * FULL
     monkeypatch.setattr(warmup, "WAVE_OPS", 128 * graph.n_ops)
-    monkeypatch.setattr(starts, "PRECISION_OPS", 512 * graph.n_ops)
+    monkeypatch.setattr(starts, "PRECISION_OPS_OF_MANY", 512 * graph.n_ops)
     found = simulate(graph)
     assert float(found.iterations_per_s.sum()) == pytest.approx(rate, rel=found.ci_fraction + 0.01)
     assert found.ci_fraction < 0.05
@@ -114,7 +114,7 @@ def test_waves_that_do_not_show_are_part_of_the_interval(
     with Simulation(graph, 1, steady=True) as run:
         pilot = warmup.warm_up(run, 0.01, 0, None)
     assert pilot.loss == pytest.approx(unseen)
-    monkeypatch.setattr(starts, "PRECISION_OPS", 128 * graph.n_ops)
+    monkeypatch.setattr(starts, "PRECISION_OPS_OF_MANY", 128 * graph.n_ops)
     assert simulate(graph).ci_fraction > unseen
 
 
@@ -132,6 +132,28 @@ def test_many_workers_on_full_links_come_in_waves() -> None:
     many = rate_of(graph, found)
     assert many == pytest.approx(rate, rel=found.ci_fraction)
     assert many < 0.98 * FULL
+
+
+def test_a_few_workers_come_in_waves_without_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 12 workers computes for 2.4 s, and pushes eight tensors to four servers and pulls
+    them, which takes as long: over hundreds of rounds they come to do so together."""
+    graph = build_graph(
+        make_job(
+            workload=workload([0.1] * 8, [0.2] * 8, [100.0] * 8, batch_size=4),
+            cluster=cluster(1000.0),
+            workers=12,
+            arch="asp",
+            options={"servers": 4},
+        )
+    )
+    rates = [in_the_long_run(graph, seed, rounds=512) for seed in range(70, 76)]
+    found = simulate(graph)
+    spread = float(np.std(rates)) / np.sqrt(len(rates)) * 2.0
+    rate = float(np.mean(rates))
+    assert rate_of(graph, found) == pytest.approx(rate, abs=found.ci_fraction * rate + spread)
+    assert found.ci_fraction < 0.03
+    monkeypatch.setattr(warmup, "may_come_in_waves", lambda graph: False)
+    assert rate_of(graph, simulate(graph)) > 1.05 * rate
 
 
 def slow_links(workers: int, bytes_per_s: float = 10.0) -> Job:
