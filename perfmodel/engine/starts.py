@@ -199,9 +199,8 @@ class _Starts:
         if rounds <= max(self._rounds, length):
             return False
         self._rounds = rounds
-        together = max(KEPT_OPS // self._graph.n_ops, 1)
-        for first in range(0, len(self.runs), together):
-            some = self.runs[first : first + together]
+        for first in range(0, len(self.runs), self._at_once):
+            some = self.runs[first : first + self._at_once]
             at_once([run.opened() for run in some], [partial(run.extend, rounds) for run in some])
             self._close_unkept(some)
         self._look()
@@ -218,11 +217,14 @@ class _Starts:
         """Return further runs after their pilots: the first, the others that there are at least, or
         some that the interval probably needs."""
         count = len(self.runs)
-        most = min(self._expected(fewest), self._most_runs(), count + AT_ONCE) if count else 1
+        most = 1
         if count:
-            most = min(most, max(int(self._most * count / self._spent) + 1, FEWEST_WIDE))
-        seeds = self._seeds[count : max(most, count + 1)]
-        runs = [_Start(self._graph, seed, self._compiled) for seed in seeds]
+            affordable = max(int(self._most * count / self._spent) + 1, FEWEST_WIDE)
+            most = min(self._expected(fewest), self._most_runs(), affordable)
+        room = self._at_once - sum(run.run is not None for run in self.runs)
+        more = max(min(most - count, AT_ONCE, room), 1)
+        chosen = self._seeds[count : count + more]
+        runs = [_Start(self._graph, seed, self._compiled) for seed in chosen]
         spans = self.runs[0].pilot.spans if count else 0
         begin = [
             partial(run.begin, self._rel_ci, spans, self._rounds, settle=not count) for run in runs
@@ -235,6 +237,11 @@ class _Starts:
         if self._graph.n_ops * len(self.runs) > KEPT_OPS:
             for run in runs:
                 run.close()
+
+    @property
+    def _at_once(self) -> int:
+        """Most runs that fit into memory at the same time."""
+        return max(KEPT_OPS // self._graph.n_ops, 1)
 
     @property
     def _spent(self) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from perfmodel import build_graph, make_job
 from perfmodel.engine import starts, warmup
+from perfmodel.engine.run import Simulation
 from perfmodel.engine.simulation import simulate
 from perfmodel.graph.op_graph import OpGraph
 from tests.effort import counted
@@ -95,6 +96,32 @@ def test_runs_at_the_same_time_are_as_one_after_the_other(
     assert together.runs == alone.runs
     for name in ("iterations_per_s", "wait_fraction", "staleness", "critical_s", "ci_fraction"):
         np.testing.assert_array_equal(getattr(together, name), getattr(alone, name))
+
+
+def test_no_more_runs_are_in_memory_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If two may be, two are kept and one more runs; if none, one runs at a time."""
+    graph, open_now, most = alternating(), set[int](), 0
+    opened, close = starts._Start.opened, starts._Start.close
+
+    def watched(run: starts._Start) -> Simulation:
+        nonlocal most
+        open_now.add(id(run))
+        most = max(most, len(open_now))
+        return opened(run)
+
+    def closed(run: starts._Start) -> None:
+        open_now.discard(id(run))
+        close(run)
+
+    monkeypatch.setattr(starts._Start, "opened", watched)
+    monkeypatch.setattr(starts._Start, "close", closed)
+    for kept, fit in ((100, 6), (2, 3), (0, 1)):
+        monkeypatch.setattr(starts, "KEPT_OPS", kept * graph.n_ops)
+        most = 0
+        starts.from_many_starts(graph, 1, 0.02, None, None)
+        assert most >= fit
+        assert most == fit or kept == 100
+        assert not open_now
 
 
 def test_a_warm_up_grows_with_the_run() -> None:
