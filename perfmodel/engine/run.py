@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from threading import Event, Thread
 from typing import NamedTuple, Self
 from weakref import WeakSet
 
@@ -251,18 +252,36 @@ def advance_all(runs: Sequence[Simulation], rounds: int) -> None:
 
 def at_once(runs: Sequence[Simulation], work: Sequence[Callable[[], object]]) -> None:
     """Do the ``work`` of each simulation, with all of them at the same time. The compiled event
-    loop does not hold up other threads. If any of it fails, all simulations stop."""
+    loop does not hold up other threads. If any of it fails, all simulations stop. A pool of threads
+    would take no more work once the main thread has ended, while others still predict."""
     if len(work) == 1:
         work[0]()
         return
-    from concurrent.futures import ThreadPoolExecutor
+    failed: list[BaseException] = []
+    ended: list[Event] = []
 
-    with ThreadPoolExecutor(len(work)) as threads:
-        waiting = [threads.submit(one) for one in work]
+    def do(one: Callable[[], object], end: Event) -> None:
         try:
-            for one in waiting:
-                one.result()
-        except BaseException:  # of an interrupt, too, nothing may go on in the background
+            one()
+        except BaseException as error:
+            failed.append(error)
             for run in runs:
                 run.stop()
-            raise
+        finally:
+            end.set()
+
+    try:
+        for one in work:
+            end = Event()
+            Thread(target=do, args=(one, end)).start()
+            ended.append(end)
+        for end in ended:
+            end.wait()
+    except BaseException:  # after an interrupt, nothing may go on in the background
+        for run in runs:
+            run.stop()
+        for end in ended:
+            end.wait()
+        raise
+    if failed:
+        raise failed[0]

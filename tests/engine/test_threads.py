@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -88,3 +91,19 @@ def test_an_error_in_one_simulation_ends_the_others() -> None:
         with pytest.raises(PerfmodelError, match="stopped"):
             advance_all([one, two], 200_000)
         assert two.rounds < 100_000
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot interrupt a thread")
+def test_an_interrupt_ends_all_simulations_before_it_is_raised() -> None:
+    graph = asynchronous()
+    with Simulation(graph, 1) as one, Simulation(graph, 2) as two:
+        main = threading.main_thread().ident
+        assert main is not None
+        timer = threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            advance_all([one, two], 2_000_000)
+        rounds = one.rounds, two.rounds
+        assert max(rounds) < 1_000_000
+        time.sleep(0.3)
+        assert (one.rounds, two.rounds) == rounds
