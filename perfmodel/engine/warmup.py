@@ -75,10 +75,12 @@ MOST_PILOT_OPS = 12_000_000
 It has three times its initial spans at least."""
 
 WAVE_ROUNDS, WAVE_OPS = 512, 3_000_000
-"""Most rounds and operations of a short pilot if workers may come in waves (decision 0104)."""
+"""Most rounds and operations of a pilot if workers may come in waves, however few they are
+(decisions 0104 and 0112)."""
 
 FULL_ROUNDS = 64
-"""Rounds after which such a pilot ends if a resource was busy all the time since an eighth."""
+"""Rounds after which such a pilot ends, with many workers, if a resource was busy all the time
+since an eighth."""
 
 UNSEEN, SHOWN = 0.1, 128
 """Fraction of the rate that waves may cost which do not show in a pilot of few rounds, and rounds
@@ -236,7 +238,7 @@ def _note(run: Simulation, ties: Ties, leads: list[float]) -> None:
 
 def _of_waves(run: Simulation, rel_ci: float, spans: int, progress: Progress | None) -> Pilot:
     """Run for so many spans, of which the last part is kept, because it takes tens to hundreds of
-    rounds until workers come in waves; fewer if they keep a resource busy for long enough."""
+    rounds until workers come in waves; fewer if many keep a resource busy for long enough."""
     ties = ties_of(run.graph)
     leads = [0.0]
     parts = spans - max(spans // SHORT_PART, 2), spans - max(spans // SHORT_PART // 2, 1), spans
