@@ -51,8 +51,7 @@ def mean_field_of(
 
     If workers wait for the slowest, they go on in step, and layers are joined to a few blocks. If
     the devices of a worker use servers one after the other, as stages of a pipeline do, workers
-    come to do so together; then all are simulated if they are not many (decision 0103). All are
-    also if queues make shares of links unequal, with a bound or with full links (decision 0110).
+    come to do so together; then all are simulated if they are not many (decision 0103).
 
     Parameters
     ----------
@@ -63,7 +62,8 @@ def mean_field_of(
     """
     architecture, bound = architecture_of(job), job.options.bounded_lead
     few, lead = few or architecture.few, None if bound is None or bound == math.inf else int(bound)
-    if few is None or not has_many(job) or not _represented(job, lead):
+    apart = job.options.asynchronous and job.start == "staggered"
+    if few is None or not has_many(job) or not apart:
         return None
     devices = several(job) if several is not None else [Devices.of(job)]
     in_step = lead is not None or (len(devices) > 1 and job.options.server_count > 0)
@@ -80,8 +80,6 @@ def mean_field_of(
         return msgspec.structs.replace(field, most_busy=BUSY / 2.0 if in_step else BUSY)
     if field is None or in_step or many_hosts or not field.links_in_turn:
         return field
-    if job.cluster.queue_bytes is not None:
-        return None
     waves = in_blocks(job, WAVE_BLOCKS)
     together = _sampled(waves, few, units, len(devices), (fewest, most, WAVE_OPS), in_step=True)
     return msgspec.structs.replace(field, together=together)
@@ -105,7 +103,7 @@ def _sampled(
     some = units.workers(sample)
     if job.workers >= 2 * len(some):
         graph = few(job, some)
-        larger = units.sample(min(ops * len(some) // graph.n_ops, most), fewest)
+        larger = units.sample(min(ops * len(some) // graph.n_turns, most), fewest)
         if len(larger) > len(sample):
             sample, some = larger, units.workers(larger)
     if job.workers < 2 * len(some):
@@ -147,14 +145,3 @@ def represented(job: Job, graph: OpGraph) -> tuple[str, ...]:
     if (job.unequal or job.cluster.sites or job.cluster.devices_on_nodes) and not alone:
         but = ", as many of each kind as among all"
     return (f"{graph.n_groups // devices} workers are simulated; they represent all{but}",)
-
-
-def _represented(job: Job, lead: int | None) -> bool:
-    """Return whether workers are asynchronous, and nothing depends on how many there are but the
-    load of what they share."""
-    return (
-        job.options.asynchronous
-        and job.start == "staggered"
-        and (job.replica is None or job.replica.experts is None)
-        and (job.cluster.queue_bytes is None or lead is None)
-    )

@@ -195,7 +195,7 @@ class _Lines:
             group=self._source[:, None, None],
             axes=(("worker", None), ("peer", None), ("layer", names)),
         )
-        self._options.finish(b, send)
+        self._options.finish(b, send, self._sent / parts)
         b.edge(from_[:, None], send)
         b.probe(label, send, send, at_ready=True, group=self._source[:, None, None])
         return send

@@ -27,6 +27,11 @@ DGC_BITS = 32 + 16
 Lin et al., ICLR 2018, arXiv 1712.01887."""
 
 
+TURNS, TURNS_OF_EACH = 1024, 8
+"""Turns that the messages of a worker may take in an iteration, or each on average if they are
+many; with more, little changes but the time that a simulation takes (decision 0113)."""
+
+
 class Tensors(msgspec.Struct, frozen=True, eq=False):
     """Gradient tensors in the order in which backward computes them.
 
@@ -169,7 +174,8 @@ class Transmission(Compression, frozen=True):
     quantum_bytes: Annotated[
         float,
         Option(
-            "bytes a message sends per turn, with transmission=quantum",
+            "bytes a message sends per turn, with transmission=quantum; more if a worker would "
+            "take over 1024 turns per step",
             lambda o: o.transmission != "quantum",
         ),
     ] = 65536.0
@@ -233,7 +239,9 @@ class Transmission(Compression, frozen=True):
         units = np.clip(np.ceil(bytes), 1, credit).astype(np.int64)
         return connections, units
 
-    def finish(self, b: GraphBuilder, messages: Ids) -> None:
-        """Serve ``messages`` round robin if that option is set."""
+    def finish(self, b: GraphBuilder, messages: Ids, bytes: Floats) -> None:
+        """Serve ``messages`` round robin if that option is set; those of one sender have these
+        ``bytes``, (messages,)."""
         if self.transmission == "quantum":
-            b.quantum(messages, self.quantum_bytes)
+            least = float(bytes.sum()) / max(TURNS, TURNS_OF_EACH * bytes.size)
+            b.quantum(messages, max(self.quantum_bytes, least))

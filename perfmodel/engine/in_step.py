@@ -34,6 +34,10 @@ of each between these. Over hundreds of rounds, workers come to go from one serv
 together, or stop to do so. Workers of several kinds have the most runs, as more of these jobs come
 to a slow state (decision 0110)."""
 
+MOST_OPS, FEWEST_ROUNDS = 4_000_000, 32
+"""Operations after which a run of large graphs ends if it has half of its rounds, which are so many
+at least."""
+
 ERROR_OF_ONE = 0.75
 """Error of the throughput of workers in step if a shared resource is full, times the workers that
 were simulated; if it is less busy, in proportion to the square (decision 0102). With several
@@ -122,7 +126,9 @@ def _long_runs(
     one of these ``numbers`` of starts, if all of their halves are about equally fast, or if links
     are so busy that a few represent all only roughly."""
     graph = field.in_proportion()
-    rounds = min(max(LONG_OPS // graph.n_ops, LONG_ROUNDS[0]), LONG_ROUNDS[1])
+    affordable = MOST_OPS // graph.n_turns
+    least = min(max(2 * affordable, FEWEST_ROUNDS), LONG_ROUNDS[0])
+    rounds = min(max(LONG_OPS // graph.n_turns, least), LONG_ROUNDS[1])
     starts = seeds(seed, LONG_RUNS)
     with contextlib.ExitStack() as opened:
         runs: list[_LongRun] = []
@@ -149,11 +155,11 @@ def _long_runs(
             parts = shared_parts(field, measures(graph, runs[0].measured))
             rough = busiest_link(field, parts) > field.most_busy
             if rough:
-                advance(runs, max(ROUGH_OPS // graph.n_ops, rounds // 4))
+                advance(runs, max(ROUGH_OPS // graph.n_turns, rounds // 4))
             if rough or 2.0 * spread <= rel_ci:
                 break
         else:
-            advance(runs, rounds)
+            advance(runs, max(min(rounds, affordable), rounds // 2))
         totals = [one.measured for one in runs]
         ci = spread if rough else max(ci_of(graph, totals), RESOLUTION_OF_SHORT * rel_ci)
         whole = runs[0].run.trace_on(functools.reduce(operator.add, totals), graph.span)

@@ -34,6 +34,10 @@ CLEARLY = 0.1
 """By how much less than short runs of a few find workers in waves make, as a fraction, if there is
 no need of a long run of the few."""
 
+UNEQUAL = 0.03
+"""Standard deviation of the weights of transfers from which on few workers may be in waves where
+all are not: then half of what they lose by it is part of the interval (decision 0114)."""
+
 ROUGH_ERROR = 0.2
 """Error of the throughput of a few that represent all only roughly (decision 0109)."""
 
@@ -158,6 +162,8 @@ def simulate_many(
     busy = float(shared_parts(together, waves).max())
     missing = SLOWER_OF_ONE * (1.0 / few - 1.0 / field.workers) * busy
     wide = waves.ci_fraction + missing / 2.0
+    if float(together.graph.route_weight.std()) > UNEQUAL:
+        wide += max(rates.guess / rate - 1.0, 0.0) / 2.0
     waves = msgspec.structs.replace(faster(waves, 1.0 + missing), ci_fraction=wide)
     return together.graph, waves
 

@@ -33,6 +33,9 @@ from perfmodel.graph.op_graph import OpGraph
 STARVED = 100_000
 """Lead of one group over another, in iterations, above which the other counts as starved."""
 
+TRACED_OPS = 2_000_000
+"""Operations of further rounds after which no more critical paths are traced in these."""
+
 _FOR_EVER = 1 << 30
 _INSTANTS = 200_000
 """Instants between two checks for interrupts and progress updates: about 0.1 s."""
@@ -131,11 +134,14 @@ class Simulation:
 
     def trace_on(self, totals: Totals, rounds: int) -> Totals:
         """Return ``totals`` with the critical paths of further rounds, if they have fewer than
-        there are groups: so many rounds at a time, until each group has had its turn."""
+        there are groups: so many rounds at a time, until each group has had its turn, or some have
+        and it has taken TRACED_OPS."""
         begin = self.totals()
         span, stride, turns, unwalked = self.walks
         walks = self.graph.n_groups * stride - totals.walks + begin.walks
-        most = begin.rounds + unwalked + turns * max(span, stride, rounds)
+        turn = max(span, stride, rounds)
+        enough = max(TRACED_OPS // self.graph.n_ops, unwalked + turn)
+        most = begin.rounds + min(unwalked + turns * turn, enough)
         while scalar(self.world, "walks") < walks and self.rounds < most:
             self.advance(self.rounds + rounds)
         return totals.with_path_of(self.totals() - begin)

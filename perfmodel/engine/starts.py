@@ -156,7 +156,7 @@ class _Starts:
         self._short = short_runs(graph)
         self._rounds = 0
         most = PRECISION_OPS_OF_MANY if self._short else PRECISION_OPS
-        self._most = most * max(USUAL_CI / rel_ci, 1.0) ** 2 / float(graph.activity.sum())
+        self._most = most * max(USUAL_CI / rel_ci, 1.0) ** 2 / float(graph.activity @ graph.turns)
         self.runs: list[_Start] = []
         self.ci = inf
 

@@ -70,7 +70,7 @@ must suffice."""
 FULL = 0.9
 """Utilisation above which a resource has a queue that takes long to settle."""
 
-MOST_PILOT_OPS = 12_000_000
+MOST_PILOT_OPS = 6_000_000
 """Operations after which a short pilot ends even if its rate drifts; the interval covers the drift.
 It has three times its initial spans at least."""
 
@@ -192,7 +192,7 @@ def _short(
     it has been busy for the last of EVIDENT spans, in which each worker has ended an iteration."""
     ties = ties_of(run.graph)
     leads = [0.0]
-    rounds = min(MOST_PILOT_ROUNDS, MOST_PILOT_OPS // run.graph.n_ops)
+    rounds = min(MOST_PILOT_ROUNDS, MOST_PILOT_OPS // run.graph.n_turns)
     most = max(rounds // run.span, 3 * SHORT_PILOT, least_spans)
     known = 0
     few = FEWEST_ITERATIONS // max(workers_of(run.graph), 1)
@@ -283,7 +283,7 @@ def _affordable(run: Simulation) -> int:
     they are fewer than WORTHWHILE."""
     mean = float(column(run.world, "groups", "iterations").mean())
     iterations = run.span * max(mean / max(run.rounds, 1), 1.0)
-    spans = int(SETTLING_OPS / (run.graph.n_ops * iterations))
+    spans = int(SETTLING_OPS / (run.graph.n_turns * iterations))
     return spans if spans >= WORTHWHILE else 0
 
 

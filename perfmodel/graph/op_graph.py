@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.base.arrays import NONE, Floats, Ids, Refs
-from perfmodel.graph.rules import Activity, Batch, Choice, Every, Mailbox, Quorum, Rule
+from perfmodel.graph.rules import Activity, Batch, Choice, Every, Mailbox, Quantum, Quorum, Rule
 
 Axis = tuple[str, Sequence[str] | None]
 
@@ -269,6 +269,20 @@ class OpGraph(msgspec.Struct, frozen=True, eq=False, kw_only=True, weakref=True)
     def n_ops(self) -> int:
         """Number of ops in an iteration."""
         return len(self.op_seconds)
+
+    @property
+    def turns(self) -> Floats:
+        """Turns that each op takes: one, unless it is a message that moves in pieces, (ops,)."""
+        turns = np.ones(self.n_ops)
+        for rule in self.rules:
+            if isinstance(rule, Quantum):
+                turns[rule.ops] = np.maximum(np.ceil(self.op_bytes[rule.ops] / rule.bytes), 1.0)
+        return turns
+
+    @property
+    def n_turns(self) -> int:
+        """Turns of all ops in an iteration: what it takes to simulate one."""
+        return int(self.turns.sum())
 
     @property
     def n_groups(self) -> int:

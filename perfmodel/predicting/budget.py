@@ -16,7 +16,7 @@ import numpy as np
 from perfmodel.base.errors import InputError, TooLargeError
 from perfmodel.graph.limits import bounded
 from perfmodel.graph.op_graph import MANY_GROUPS, MOST, OpGraph
-from perfmodel.graph.rules import Choice, Quantum
+from perfmodel.graph.rules import Choice
 from perfmodel.inputs.job import Job
 
 MOST_OPS = 50_000_000
@@ -141,12 +141,7 @@ def cost_of(graph: OpGraph, job: Job, iterations: int | None = None) -> Simulati
     else:
         rounds = STEADY_ROUNDS
     rounds *= iterations_in_a_round(job)
-    turns = sum(
-        float((graph.op_bytes[rule.ops] / rule.bytes).sum())
-        for rule in graph.rules
-        if isinstance(rule, Quantum)
-    )
-    return SimulationCost(graph.n_ops + turns + ALTERNATIVE * routes, rounds)
+    return SimulationCost(graph.n_turns + ALTERNATIVE * routes, rounds)
 
 
 def _bound(job: Job) -> float:

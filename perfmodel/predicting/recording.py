@@ -61,10 +61,10 @@ def schedule_of(
         )
     graph = budget.built(job, architecture.build, max_ops, iterations=1)
     rounds = math.ceil(updates / job.workers)
-    if (cost := budget.SimulationCost(graph.n_ops, rounds)).ops > max_ops:
+    if (cost := budget.SimulationCost(graph.n_turns, rounds)).ops > max_ops:
         raise TooLargeError(
             f"schedule: {updates} updates take {cost.text}, above the limit max_ops={max_ops:g}; "
-            f"record at most {max_ops / graph.n_ops * job.workers:.0f}, or raise max_ops"
+            f"record at most {max_ops / graph.n_turns * job.workers:.0f}, or raise max_ops"
         )
     with Simulation(graph, job.seed, log=True) as run:
         listener, goal = Listener(graph, recorder, meaning), updates * len(recorder.slices)

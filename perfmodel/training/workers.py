@@ -102,9 +102,8 @@ def add_workers(
     nodes with cores in use; by default those of the workers. Without ``layers`` a pass is a single
     op, unless its layers differ by more than their times.
     """
+    job = job if layers else in_blocks(job, 1)
     work = expanded(job.device_work)
-    if not layers and _as_a_whole(job) and job.stage is None:
-        work = msgspec.structs.replace(work, layers=_joined(work.layers, 1)[0])
     workers = _placed(b, job, work, some, nodes)
     if job.stage is not None:
         from perfmodel.training.stages import add_stage

@@ -10,7 +10,7 @@ import pytest
 
 from perfmodel import Link, Server, build_graph, make_job
 from perfmodel.architectures.mean_field import mean_field_of
-from perfmodel.engine import starts, warmup
+from perfmodel.engine import in_step, run, starts, warmup
 from perfmodel.engine.few import shared_parts
 from perfmodel.engine.in_step import simulate_in_step
 from perfmodel.engine.mean_field import simulate_many, simulate_mean_field
@@ -226,3 +226,51 @@ def test_links_with_room_are_not_looked_at_twice() -> None:
         field = mean_field_of(job)
         assert field is not None
         assert field.together is None
+
+
+def test_large_graphs_of_workers_in_step_have_fewer_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the rounds, then as many as can be afforded, half of them at least."""
+    together = field_of(both_ways(400)).together
+    assert together is not None
+    seen: list[int] = []
+    advance_all = in_step.advance_all
+
+    def noted(runs: list[Simulation], end: int) -> None:
+        seen.append(end)
+        advance_all(runs, end)
+
+    monkeypatch.setattr(in_step, "advance_all", noted)
+    turns = together.graph.n_turns
+    monkeypatch.setattr(in_step, "LONG_OPS", 8 * turns)
+    for affordable, early, last in (
+        (128, 32, 128),
+        (96, 32, 96),
+        (64, 32, 64),
+        (32, 16, 32),
+        (4, 8, 16),
+    ):
+        monkeypatch.setattr(in_step, "MOST_OPS", affordable * turns)
+        simulate_in_step(together, 0, 1e-6, None, compiled=None)
+        assert seen[-2:] == [early, last]
+
+
+def test_critical_paths_are_traced_in_turn_or_in_a_few_operations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of 40 groups has its turn in further rounds."""
+    graph = build_graph(both_ways())
+
+    def traced() -> tuple[int, int]:
+        with Simulation(graph, 1, depth=4, steady=True) as sim:
+            sim.advance(4)
+            begin = sim.totals()
+            sim.advance(6)
+            found = sim.trace_on(sim.totals() - begin, graph.span)
+            return sim.rounds - 6, found.walks
+
+    further, walks = traced()
+    assert walks >= graph.n_groups
+    monkeypatch.setattr(run, "TRACED_OPS", 4 * graph.n_ops)
+    fewer, some = traced()
+    assert 0 < fewer <= 4 < further
+    assert 0 < some < walks

@@ -16,6 +16,10 @@ from perfmodel.graph.mean_field import MeanField
 from perfmodel.predicting import replicas
 from tests.predicting.test_replicas import job as replicas_of, work
 
+EXPERTS: dict[str, Any] = {"model": "deepseek-v2-lite", "tensor": 2, "sequence_parallel": True}
+EXPERTS |= {"expert": 2, "expert_tensor": 1}
+"""Two devices that divide the experts of each layer."""
+
 MB = 0.1
 """MB of a stage's gradient; links carry 1 MB/s."""
 
@@ -113,6 +117,9 @@ def test_what_replicas_take_of_servers_by_hand() -> None:
             marks=pytest.mark.slow,
         ),
         {"arch": "asp", "tensor": 2, "options": {"servers": 2}, "workers": 256},
+        {"arch": "easgd", "workers": 260, **EXPERTS},
+        pytest.param({"arch": "asp", "workers": 260, **EXPERTS}, marks=pytest.mark.slow),
+        pytest.param({"arch": "gosgd", "workers": 520, **EXPERTS}, marks=pytest.mark.slow),
     ],
 )
 def test_a_few_replicas_tell_what_all_do(given: dict[str, Any]) -> None:
@@ -125,3 +132,28 @@ def test_a_few_replicas_tell_what_all_do(given: dict[str, Any]) -> None:
     devices = len(graph.worker_group) / one.workers
     assert rate(found) == pytest.approx(float(whole.iterations_per_s.sum()) / devices, rel=width)
     assert found.idle_fraction.mean == pytest.approx(1.0 - whole.busy_fraction.mean(), abs=0.02)
+
+
+def sixths(arch: str, each: int) -> Job:
+    """Stages of six layers, or of ``each`` joined to one, that exchange the
+    whole model after two micro-batches."""
+    layers = [(float(each), 2.0 * each, each * MB, 1e-3)] * (6 // each)
+    return replicas_of(work(layers, 2), 2, workers=512, arch=arch, jitter=0.1)  # type: ignore[no-any-return]
+
+
+def test_a_few_that_send_the_whole_model_have_no_layers() -> None:
+    """All of them have three ops for each pass of a micro-batch, not one."""
+    one = sixths("gosgd", 1)
+    graph, whole = field_of(one).graph, build_graph(one)
+    assert graph.n_ops == field_of(sixths("gosgd", 3)).graph.n_ops
+    assert whole.n_ops / whole.n_groups > graph.n_ops / graph.n_groups + 3.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["gosgd", "adpsgd"])
+def test_stages_that_send_the_whole_model_take_as_long_without_their_layers(arch: str) -> None:
+    one = sixths(arch, 1)
+    found, whole = predict(one, fidelity="fine"), simulate(build_graph(one), seed=2)
+    width = found.throughput_ci_fraction + whole.ci_fraction
+    assert rate(found) == pytest.approx(float(whole.iterations_per_s.sum()) / 2.0, rel=width)
+    assert width < 0.03

@@ -226,7 +226,7 @@ class _Builder:
             group=self.group,
             axes=(("worker", None), ("slice", self.names[order])),
         )[:, order]
-        options.finish(b, sent)
+        options.finish(b, sent, size)
         return sent
 
     # -- servers -------------------------------------------------------------------------------
