@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from perfmodel import build_graph, make_job, predict
+from perfmodel.architectures import mean_field
+from perfmodel.architectures.mean_field import mean_field_of
 from perfmodel.communication import messages
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
@@ -60,6 +62,7 @@ def test_tiny_turns_are_a_thousand_in_each_direction() -> None:
         few = turns_of(build_graph(job([40.0, 400.0], 1e-3, 2, servers=servers)))
         assert 2 * 2 * 1000 < few <= 2 * 2 * messages.TURNS
     assert turns_of(build_graph(job([40.0, 400.0], 100.0))) == 2 * 3
+    assert turns_of(build_graph(job([40.0, 400.0], 90.0))) == 2 * 4
     assert turns_of(build_graph(job([40.0, 400.0], 1.0, transmission="fifo"))) == 0
 
 
@@ -76,3 +79,14 @@ def test_many_messages_take_a_few_turns_each() -> None:
         )
     )
     assert turns_of(peers) == 3 * 2 * 500 * (messages.TURNS_OF_EACH - 1)
+
+
+def test_fewer_workers_represent_many_that_take_many_turns() -> None:
+    """Each takes 2048 turns in both directions, so 34 of them 70,000."""
+    given = job([40.0, 400.0], 1e-3, 1024, sync="asp")
+    field = mean_field_of(given)
+    assert field is not None
+    assert mean_field.OPS - 2100 < field.graph.n_turns <= mean_field.OPS
+    fifo = mean_field_of(job([40.0, 400.0], 1e-3, 1024, sync="asp", transmission="fifo"))
+    assert fifo is not None
+    assert field.graph.n_groups < fifo.graph.n_groups == mean_field.MOST

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +17,14 @@ from tests.effort import counted
 from tests.jobs import cluster, workload
 
 
-def alternating(workers: int = 6) -> OpGraph:
+def alternating(workers: int = 6, **options: Any) -> OpGraph:
     """Workers with a bound, jitter, and a link that is nearly full: runs have to become longer."""
     job = make_job(
         workload=workload([0.5, 0.5], [1.0, 1.0], [30.0, 20.0], batch_size=4),
         cluster=cluster(200.0),
         workers=workers,
         arch="ssp",
-        options={"staleness_bound": 1},
+        options={"staleness_bound": 1} | options,
         jitter=0.3,
     )
     return build_graph(job)
@@ -73,6 +74,30 @@ def test_runs_take_as_many_operations_as_may_be(
     assert wide.ci_fraction > 0.01
     assert 150 <= rounds <= (330 if workers == 40 else 348)
     assert wide.runs >= 4
+
+
+@pytest.mark.parametrize(
+    ("workers", "limit"), [(40, "PRECISION_OPS_OF_MANY"), (6, "PRECISION_OPS")]
+)
+def test_each_turn_of_a_message_is_an_operation(
+    workers: int, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """30 and 20 bytes in turns of half a byte are 100 in each direction, instead of two."""
+    graph = alternating(workers, transmission="quantum", quantum_bytes=0.5)
+    assert graph.n_turns == graph.n_ops + workers * 2 * 98
+    monkeypatch.setattr(starts, limit, 300 * graph.n_turns)
+    monkeypatch.setattr(warmup, "WAVE_OPS", 80 * graph.n_ops)
+    wide, rounds = counted(graph, monkeypatch, rel_ci=0.01)
+    assert wide.ci_fraction > 0.01
+    assert 150 <= rounds <= 348
+
+
+def test_turns_count_in_a_pilot_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = alternating(40, transmission="quantum", quantum_bytes=0.5)
+    monkeypatch.setattr(warmup, "may_come_in_waves", lambda graph: False)
+    monkeypatch.setattr(warmup, "MOST_PILOT_OPS", 20 * graph.n_turns)
+    with Simulation(graph, 1, steady=True) as run:
+        assert 16 <= warmup.warm_up(run, 1e-9, 0, None).spans <= 24
 
 
 def test_runs_end_after_four_pilots_that_take_all_operations(
