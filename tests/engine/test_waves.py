@@ -10,7 +10,7 @@ import pytest
 
 from perfmodel import Link, Server, build_graph, make_job
 from perfmodel.architectures.mean_field import mean_field_of
-from perfmodel.engine import in_step, run, starts, warmup
+from perfmodel.engine import in_step, mean_field, run, starts, warmup
 from perfmodel.engine.few import shared_parts
 from perfmodel.engine.in_step import simulate_in_step
 from perfmodel.engine.mean_field import simulate_many, simulate_mean_field
@@ -274,3 +274,28 @@ def test_critical_paths_are_traced_in_turn_or_in_a_few_operations(
     fewer, some = traced()
     assert 0 < fewer <= 4 < further
     assert 0 < some < walks
+
+
+def test_an_even_load_is_measured_as_precisely_as_both_ways_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of the difference is part of the interval anyway."""
+    field = field_of(slow_links(300, 20.0))
+    asked: list[float] = []
+    measured = mean_field._measured
+
+    def noted(field: MeanField, guessed: Any, seed: int, rel_ci: float, *how: Any) -> Measures:
+        asked.append(rel_ci)
+        return measured(field, guessed, seed, rel_ci, *how)
+
+    monkeypatch.setattr(mean_field, "_measured", noted)
+    simulate_many(field, rel_ci=0.01)
+    assert asked == [0.01]
+    assert field.together is not None
+    monkeypatch.setattr(mean_field, "simulate_in_step", lambda *_, **__: wavy)
+    wavy = simulate_in_step(field.together, 0, 0.01, None, compiled=None)
+    slower = 0.95 * mean_field._guessed(field, 0, 0.01, None)[0].guess
+    rate = field.together.mean(wavy.iterations_per_s)
+    wavy = msgspec.structs.replace(wavy, iterations_per_s=wavy.iterations_per_s * slower / rate)
+    simulate_many(field, rel_ci=0.01)
+    assert asked[1:] == pytest.approx([0.05 / 4.0])
