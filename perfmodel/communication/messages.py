@@ -26,10 +26,9 @@ DGC_BITS = 32 + 16
 """Bits that deep gradient compression sends per element: a value and a 16-bit run length.
 Lin et al., ICLR 2018, arXiv 1712.01887."""
 
-
 TURNS, TURNS_OF_EACH = 1024, 8
-"""Turns that the messages of a worker may take in an iteration, or each on average if they are
-many; with more, little changes but the time that a simulation takes (decision 0113)."""
+"""Turns that a worker's messages to all servers, or to one peer, may take in an iteration, or each
+on average if they are many; more change little but the time of a simulation (decision 0113)."""
 
 
 class Tensors(msgspec.Struct, frozen=True, eq=False):
@@ -240,8 +239,8 @@ class Transmission(Compression, frozen=True):
         return connections, units
 
     def finish(self, b: GraphBuilder, messages: Ids, bytes: Floats) -> None:
-        """Serve ``messages`` round robin if that option is set; those of one sender have these
-        ``bytes``, (messages,)."""
+        """Serve ``messages`` round robin if that option is set; those of one worker to all servers,
+        or to one peer, have these ``bytes``, (messages,)."""
         if self.transmission == "quantum":
             least = float(bytes.sum()) / max(TURNS, TURNS_OF_EACH * bytes.size)
             b.quantum(messages, max(self.quantum_bytes, least))

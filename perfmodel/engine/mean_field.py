@@ -154,8 +154,8 @@ def simulate_many(
     waves = simulate_in_step(together, seed, rel_ci, progress, compiled=None)
     rate, margin = together.mean(waves.iterations_per_s), MOST_OF_ONE / few
     if rate > (1.0 - CLEARLY - margin) * rates.guess:
-        narrow = max(rel_ci, abs(1.0 - rate / rates.guess) / 4.0)
-        evenly = _measured(field, guessed, seed, narrow, progress, None)
+        precise = max(rel_ci, abs(1.0 - rate / rates.guess) / 4.0)  # half of it widens the interval
+        evenly = _measured(field, guessed, seed, precise, progress, None)
         slower = 1.0 - rate / field.mean(evenly.iterations_per_s)
         if slower <= evenly.ci_fraction + margin:
             wide = evenly.ci_fraction + abs(slower) / 2.0

@@ -99,8 +99,8 @@ def add_workers(
     """Add the data loading, forward and backward pass of every worker, or of ``some`` (workers,).
 
     All passes of an update but the last are part of the forward pass. ``nodes`` is the number of
-    nodes with cores in use; by default those of the workers. Without ``layers`` a pass is a single
-    op, unless its layers differ by more than their times.
+    nodes with cores in use; by default those of the workers. Without ``layers`` a pass, or that
+    of a chunk of a stage, is a single op, unless its layers differ by more than their times.
     """
     job = job if layers else in_blocks(job, 1)
     work = expanded(job.device_work)
