@@ -15,7 +15,8 @@ from perfmodel.graph.mean_field import MeanField
 from perfmodel.graph.op_graph import MANY_GROUPS, OpGraph
 from perfmodel.graph.work import may_come_in_waves
 from perfmodel.inputs.job import Job
-from perfmodel.training.workers import BLOCKS, alike, in_blocks
+from perfmodel.training.blocks import BLOCKS, in_blocks
+from perfmodel.training.workers import alike
 
 MOST = 128
 """Most workers of a graph that represent all, unless there are more kinds of them."""

@@ -154,12 +154,13 @@ class Sums(msgspec.Struct, frozen=True):
     micro-batch.
 
     ``seconds`` do not depend on other traffic; then ``bytes`` pass the links of the devices' nodes,
-    at most at ``rate_bytes_per_s``.
+    at most at ``rate_bytes_per_s``, in so many ``collectives`` one after the other.
     """
 
     seconds: float = 0.0
     bytes: float = 0.0
     rate_bytes_per_s: float = math.inf
+    collectives: int = 1
 
 
 class Tied(msgspec.Struct, frozen=True):
@@ -172,11 +173,12 @@ class Tied(msgspec.Struct, frozen=True):
 
 def total(sums: Sequence[Sums]) -> Sums:
     """Return several collectives one after the other, at the lowest of their rates."""
-    rates = [one.rate_bytes_per_s for one in sums if one.bytes]
+    moved = [one for one in sums if one.bytes]
     return Sums(
         sum(one.seconds for one in sums),
-        sum(one.bytes for one in sums),
-        min(rates, default=math.inf),
+        sum(one.bytes for one in moved),
+        min((one.rate_bytes_per_s for one in moved), default=math.inf),
+        max(sum(one.collectives for one in moved), 1),
     )
 
 
@@ -233,13 +235,6 @@ class ReplicaStage(msgspec.Struct, frozen=True):
     tied: Tied | None = None
     copies: int = 1
     routing: RoutedLayers | None = None
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether its devices exchange something for each layer, or wait for each other there."""
-        sums = self.forward_sums or self.backward_sums or self.gradient_sums
-        exchanges = self.forward_exchanges or self.backward_exchanges or self.routing
-        return bool(sums or exchanges or self.forward_waits_s or self.backward_waits_s)
 
 
 def read_stage_layers(given: str | tuple[int, ...] | None) -> tuple[int, ...]:

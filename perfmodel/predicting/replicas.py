@@ -36,9 +36,9 @@ from perfmodel.predicting.stage_links import key_of, keys_of_fabric, names_of
 from perfmodel.predicting.tensor_sums import slowdown_of, sums_of
 from perfmodel.replicas.seats import Seats, of_groups, positions_of, seats_of
 from perfmodel.replicas.stage_work import boundary_bytes, groups_of, schedule_of, stages_of
+from perfmodel.training.blocks import BLOCKS, in_blocks
 from perfmodel.training.spans import Paths, paths_of
 from perfmodel.training.stages import ENDS, STARTS, TIED
-from perfmodel.training.workers import BLOCKS, in_blocks
 
 WORKERS: tuple[Axis, ...] = (("worker", None),)
 """Axes of operations that every worker has."""

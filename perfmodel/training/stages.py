@@ -284,7 +284,8 @@ class _Stage:
         """Add an op of each worker for each of these collectives, (workers, parts), or for its wait
         in the queue of the node's link."""
         if label == QUEUE and self._path is not None:
-            messages = 2 * (self.stage.replica.tensor - 1)
+            each = 2 * (self.stage.replica.tensor - 1)
+            messages = each * np.array([part.collectives for part in parts])
             return self.b.ops(
                 label,
                 (workers, len(parts)),
@@ -409,10 +410,7 @@ class _Stage:
         if self.last[0] == len(self.order.kind) - 1:
             return
         done = self.b.ops(
-            "passes done",
-            (len(last),),
-            group=self.workers.index,
-            axes=(("worker", None),),
+            "passes done", (len(last),), group=self.workers.index, axes=(("worker", None),)
         )
         self.b.edge(last, done)
         self.b.edge(backward[-1][:, 0].copy(), done)

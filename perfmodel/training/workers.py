@@ -13,8 +13,8 @@ from perfmodel.base.arrays import Floats, Ids
 from perfmodel.graph.builder import GraphBuilder
 from perfmodel.inputs.job import Job
 from perfmodel.inputs.offload import COPY_BYTES_PER_S, Offload
-from perfmodel.inputs.passes import one_pass
-from perfmodel.inputs.workload import Workload, WorkloadLayer, expanded
+from perfmodel.inputs.workload import Workload, expanded
+from perfmodel.training.blocks import in_blocks
 from perfmodel.training.devices import CORES as CORES, Noise, Processors, Workers as Workers
 
 FOLDED: Ids = np.zeros(1, np.int64)
@@ -22,9 +22,6 @@ FOLDED: Ids = np.zeros(1, np.int64)
 
 PREFETCH = 2
 """Batches that the data loader may be ahead (default of PyTorch's DataLoader, per process)."""
-
-BLOCKS = 4
-"""Blocks that layers are joined to in a graph of a few of many workers that go on in step."""
 
 EARLIER = "attention of earlier passes"
 """Label of the ops of attention in passes that are part of the forward pass."""
@@ -112,59 +109,6 @@ def add_workers(
         return _add_loading(b, job, workers)
     workers = _add_pass(b, workers, work, job.workload.accumulation)
     return _add_loading(b, job, workers)
-
-
-def in_blocks(job: Job, count: int) -> Job:
-    """Return a job whose layers, or those of each chunk of a stage, are joined to at most so many.
-    It stays as it is if it is of replicas, passes do not vary as a whole, or devices exchange more
-    between layers than gradients."""
-    whole, stage = expanded(job.workload), job.stage
-    if job.replica is not None or not _as_a_whole(job) or (stage is not None and stage.exchanges):
-        return job
-    seconds = [layer.forward_s + layer.backward_s for layer in one_pass(whole).layers]
-    if stage is None:
-        layers, _ = _joined(whole.layers, count, seconds)
-        return msgspec.structs.replace(job, workload=msgspec.structs.replace(whole, layers=layers))
-    ends, tied = itertools.accumulate(stage.chunk_layers), stage.tied
-    parts = [slice(end - n, end) for end, n in zip(ends, stage.chunk_layers, strict=True)]
-    chunks = [_joined(whole.layers[part], count, seconds[part]) for part in parts]
-    layers = tuple(layer for joined, _ in chunks for layer in joined)
-    sizes = tuple(len(joined) for joined, _ in chunks)
-    if tied is not None:
-        block = np.concatenate([sum(sizes[:k]) + own for k, (_, own) in enumerate(chunks)])
-        tied = msgspec.structs.replace(tied, layer=int(block[tied.layer]))
-    return msgspec.structs.replace(
-        job,
-        workload=msgspec.structs.replace(whole, layers=layers),
-        stage=msgspec.structs.replace(stage, chunk_layers=sizes, tied=tied),
-    )
-
-
-def _as_a_whole(job: Job) -> bool:
-    """Return whether a pass varies as a whole, and no layer waits for copies to the host."""
-    of_ops = job.jitter is not None and job.jitter.scope == "op"
-    return not of_ops and job.workload.packing is None and not job.workload.storage.offload
-
-
-def _joined(
-    layers: Sequence[WorkloadLayer], count: int, seconds: Sequence[float] = (0.0,)
-) -> tuple[tuple[WorkloadLayer, ...], Ids]:
-    """Return layers that are joined to at most so many, of about equal parts of their ``seconds``,
-    (layers,), and of the gradients, and the number of that to which each belongs, (layers,).
-    Tensors keep their order."""
-    sizes = np.array([sum(layer.tensor_bytes) for layer in layers])
-    weights = sizes, np.array(seconds)
-    part = sum(some / max(float(some.sum()), 1e-300) / 2.0 for some in weights)
-    block = np.minimum((np.cumsum(part) - part / 2.0) * count, count - 1).astype(np.int64)
-    block = np.unique(block, return_inverse=True)[1]
-    joined = []
-    for number in range(block[-1] + 1):
-        of = [layer for layer, own in zip(layers, block, strict=True) if own == number]
-        name = of[0].name if len(of) == 1 else f"{of[0].name} to {of[-1].name}"
-        times = (sum(one.forward_s for one in of), sum(one.backward_s for one in of))
-        made = tuple(size for layer in of for size in layer.tensor_bytes)
-        joined.append(WorkloadLayer(name, *times, made))
-    return tuple(joined), block
 
 
 def add_passes(

@@ -7,15 +7,16 @@ import math
 import msgspec
 import pytest
 
-from perfmodel import make_job
+from perfmodel.architectures.base import architecture_of
 from perfmodel.architectures.mean_field import WAVE_BLOCKS, mean_field_of
 from perfmodel.graph.op_graph import OpGraph
 from perfmodel.inputs.job import Job
-from perfmodel.inputs.replica import Replica, Tied
+from perfmodel.inputs.replica import RoutedLayers, Sums, Tied
 from perfmodel.predicting import fine, replicas
-from perfmodel.training.workers import in_blocks
+from perfmodel.training.blocks import in_blocks
+from perfmodel.training.labels import QUEUE
 from tests.engine.test_waves import both_ways
-from tests.predicting.test_replicas import job as job_of_replicas, work
+from tests.predicting.test_replicas import cluster, job as job_of_replicas, work
 
 
 def simulated(job: Job) -> OpGraph:
@@ -71,10 +72,56 @@ def test_a_few_of_many_replicas_with_servers_have_blocks() -> None:
     assert few.n_ops / few.n_groups < 0.6 * whole.n_ops / whole.n_groups
 
 
-def test_layers_that_devices_divide_stay() -> None:
-    """Their devices exchange sums after each of them."""
-    one = make_job(model="gpt2-small", device="a100", arch="asp", workers=2, pipeline=2, tensor=2)
-    part = replicas.stage_jobs(one)[0].job
-    assert in_blocks(part, 2) is part
-    alone = replicas.stage_jobs(msgspec.structs.replace(one, replica=Replica(pipeline=2)))[0].job
-    assert len(in_blocks(alone, 2).workload.layers) == 2
+def test_what_devices_exchange_after_layers_follows_their_blocks_by_hand() -> None:
+    """Two blocks of two layers. Seconds, bytes and waits are added up, at the lower rate of those
+    that move bytes; two collectives wait in queues twice."""
+    made = work([(1.0, 2.0, 3e6, 1e-3)] * 8, 2)
+    one = replicas.stage_jobs(job_of_replicas(made, 2, arch="asp"))[0].job
+    assert one.stage is not None
+    each = (Sums(1.0), Sums(0.5, 4.0, 2.0), Sums(0.0, 1.0, 3.0), Sums(0.25, 2.0, 5.0))
+    both = (Sums(1.5, 4.0, 2.0), Sums(0.25, 3.0, 3.0, collectives=2))
+    apart, together = (1.0, 2.0, 3.0, 5.0), (3.0, 8.0)
+    sums = ["forward_sums", "backward_sums", "forward_exchanges", "backward_exchanges"]
+    sums += ["gradient_sums"]
+    waits = ["forward_waits_s", "backward_waits_s"]
+    routing = {"forward": each, "backward": each, waits[0]: apart, waits[1]: apart}
+    given = dict.fromkeys(sums, each) | dict.fromkeys(waits, apart)
+    stage = msgspec.structs.replace(one.stage, routing=RoutedLayers(7, **routing), **given)
+    found = in_blocks(msgspec.structs.replace(one, stage=stage), 2).stage
+    assert found is not None
+    assert found.chunk_layers == (2,)
+    assert [getattr(found, name) for name in sums] == [both] * 5
+    assert [getattr(found, name) for name in waits] == [together] * 2
+    assert found.routing == RoutedLayers(7, both, both, together, together)
+    none = in_blocks(one, 2).stage
+    assert none is not None
+    assert none.routing is None
+    assert none.forward_exchanges == none.forward_waits_s == ()
+
+
+def test_a_block_keeps_what_gradients_of_weights_take() -> None:
+    """A third of one layer's backward pass of 2 s, and half of another's."""
+    made = work([(1.0, 2.0, 3e6, 1e-3)] * 4, 1)
+    first = msgspec.structs.replace(made.layers[0], weight_gradient_s=2.0 / 3.0)
+    made = msgspec.structs.replace(made, layers=(first, *made.layers[1:]))
+    one = replicas.stage_jobs(job_of_replicas(made, 2, arch="asp"))[0].job
+    (block,) = in_blocks(one, 1).workload.layers
+    assert block.of_weights_s == pytest.approx(2.0 / 3.0 + 1.0)
+
+
+def test_sums_of_a_block_wait_in_queues_as_often_as_those_of_its_layers() -> None:
+    """A ring of three sends four messages for each of three layers in both passes, in each of two
+    workers. The three devices count as one, with queues of 1.5 MB."""
+    where = cluster(send_queue_bytes=0.5e6)
+    made = work([(1.0, 2.0, 3e6, 1e-3)] * 3, 1)
+    summed = {"forward_summed_bytes": 1e3, "backward_summed_bytes": 1e3}
+    layers = [msgspec.structs.replace(layer, **summed) for layer in made.layers]
+    made = msgspec.structs.replace(made, layers=tuple(layers))
+    several = job_of_replicas(made, 1, tensor=3, arch="asp", workers=2, cluster=where)
+    one = replicas.stage_jobs(several)[0].job
+    for few, ops in ((one, 12), (in_blocks(one, 1), 4)):
+        graph = architecture_of(few).build(few)
+        waiting = [k for k in range(graph.n_ops) if graph.op_name(k).startswith(QUEUE)]
+        assert len(waiting) == ops
+        queued_bytes = graph.route_queued_bytes[graph.op_route[waiting]]
+        assert queued_bytes.sum() == pytest.approx(2 * 2 * 3 * 4 * 1.5e6)
