@@ -229,11 +229,7 @@ def _sending(q: Quantities) -> tuple[Use, Quantity]:
     inside_s = q.gradient_bytes / q.inside_bandwidth_bytes_per_s
     flow_s = q.gradient_bytes / q.flow_bytes_per_s
     beside = q.fullest - 1.0
-    use = Use(
-        away * sharing * link_s,
-        0.0,
-        (1.0 - away) * inside_s * (q.fullest if q.bus else 1.0),
-    )
+    use = Use(away * sharing * link_s, 0.0, (1.0 - away) * inside_s * (q.fullest if q.bus else 1.0))
     if is_symbol(q.workers):  # one per node
         met = 1.0 + maximum(q.workers - 2.0, 0.0) / others
         return use, away * maximum(link_s * met, flow_s)

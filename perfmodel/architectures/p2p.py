@@ -13,11 +13,7 @@ from perfmodel.architectures.memory import Parts, replica_of, with_copies
 from perfmodel.base.arrays import Floats, Ids
 from perfmodel.base.errors import number
 from perfmodel.base.quantities import Quantity, is_symbol, maximum, where
-from perfmodel.communication.messages import (
-    Transmission,
-    parts_of,
-    tensors_of,
-)
+from perfmodel.communication.messages import Transmission, parts_of, tensors_of
 from perfmodel.communication.network import Network
 from perfmodel.communication.rates import Use
 from perfmodel.graph.builder import GraphBuilder

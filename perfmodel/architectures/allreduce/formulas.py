@@ -129,11 +129,7 @@ def leaves_out(job: Job) -> str | None:
     ring = options.sparse or options.algorithm == "ring"
     cut = options.bucketing == "mg_wfbp" and options.partition_bytes < math.inf
     return left_out(
-        job,
-        {"partitions of merged messages": cut},
-        core=False,
-        connections=False,
-        sites=not ring,
+        job, {"partitions of merged messages": cut}, core=False, connections=False, sites=not ring
     )
 
 

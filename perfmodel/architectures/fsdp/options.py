@@ -23,8 +23,7 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
         Option("1: shard the optimizer state; 2: gradients as well; 3: parameters as well"),
     ] = 3
     unit_bytes: Annotated[
-        float,
-        Option("close a unit of layers once it reaches this size; 0: one layer per unit"),
+        float, Option("close a unit of layers once it reaches this size; 0: one layer per unit")
     ] = UNIT_BYTES
     prefetch: Annotated[
         int,
@@ -36,8 +35,7 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
     reshard_after_forward: Annotated[
         bool,
         Option(
-            "free parameters after forward, and gather them again (stage 3)",
-            lambda o: o.stage != 3,
+            "free parameters after forward, and gather them again (stage 3)", lambda o: o.stage != 3
         ),
     ] = True
     reshard_after_backward: Annotated[
@@ -85,8 +83,7 @@ class Options(Base, frozen=True, forbid_unknown_fields=True):
     ] = 0
     reduce_per_byte_s: Annotated[float, Option("time to add gradients, per byte")] = 0.0
     mixed_precision: Annotated[
-        bool,
-        Option("send parameters and gradients in 16 bits if the device computes in 16 bits"),
+        bool, Option("send parameters and gradients in 16 bits if the device computes in 16 bits")
     ] = True
     gather_8_bits: Annotated[
         bool,

@@ -10,11 +10,7 @@ import msgspec
 import numpy as np
 
 from perfmodel.architectures.base import Architecture, Coarse, Traffic
-from perfmodel.architectures.memory import (
-    Parts,
-    replica_of,
-    with_copies,
-)
+from perfmodel.architectures.memory import Parts, replica_of, with_copies
 from perfmodel.architectures.ps.formulas import exact, leaves_out, phases, queues
 from perfmodel.architectures.ps.graph import build
 from perfmodel.architectures.ps.options import Options

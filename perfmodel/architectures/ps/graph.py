@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from perfmodel.architectures.ps.options import Options
-from perfmodel.architectures.ps.placement import slices_of
+from perfmodel.architectures.ps.placement import joined, slices_of
 from perfmodel.base.arrays import NONE, Floats, Ids, ranked
 from perfmodel.communication.fabric import places_of
 from perfmodel.communication.network import Network, add_update_threads, homes_of, node_names
@@ -63,6 +63,8 @@ class _Builder:
             of, talking = ranked(self.workers.node)
         self.pushers = Pushers(talking, of)
         self.slices = slices_of(job.workload, self.options)
+        if some is not None:
+            self.slices = joined(self.slices, self.options.servers)
         self.sent = self.options.sent_bytes(self.slices.bytes)
         self.network = Network(b, job, self.home)
         self.names = tuple(self.workers.layer_names[i] for i in self.slices.layer)
@@ -74,7 +76,7 @@ class _Builder:
     def graph(self) -> OpGraph:
         b, options, workers = self.b, self.options, self.workers
         ready = self._gradients()
-        push = self._transfers("push", self.sent, to_servers=True, weight=self._parts())
+        push = self._transfers("push", self.sent, to_servers=True, weight=self._shares())
         update = self._update()
         # in forward order: layers that forward needs first get lower ids, which win ties
         pull = self._transfers("pull", self.slices.bytes, to_servers=False)
@@ -105,12 +107,7 @@ class _Builder:
             return np.broadcast_to(leaders, self.shape)
         gather = self._inside("gather")
         b.edge(ready[self.pushers.others], gather)
-        summed = b.ops(
-            "node's gradient",
-            self.shape,
-            group=self.group,
-            axes=self.axes,
-        )
+        summed = b.ops("node's gradient", self.shape, group=self.group, axes=self.axes)
         b.edge(leaders, summed)
         b.edge(gather, summed[self.pushers.of[self.pushers.others]])
         return summed
@@ -140,7 +137,7 @@ class _Builder:
             axes=self.axes,
         )
 
-    def _parts(self) -> Floats:
+    def _shares(self) -> Floats:
         """Return each push's share of its server's link if full, (pushers, slices): 1 if equal.
 
         If asynchronous workers overlap and their steps vary, shares are not exactly equal either
@@ -192,7 +189,7 @@ class _Builder:
                 yield server, self._pushing_nodes != home, len(away)
 
     def _transfers(
-        self, label: str, size: Floats, *, to_servers: bool, weight: ArrayLike = 1.0
+        self, label: str, size: Floats, *, to_servers: bool, weight: Floats | float = 1.0
     ) -> Ids:
         b, options, slices = self.b, self.options, self.slices
         order = slice(None) if to_servers else slice(None, None, -1)
@@ -217,7 +214,7 @@ class _Builder:
             self.shape,
             bytes=size[order],
             **self.network.between(*ends),
-            weight=weight,
+            weight=weight * (slices.parts[order] if options.transmission == "shared" else 1.0),
             slot=line,
             units=units,
             priority=options.priority(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import numpy as np
 
@@ -15,18 +17,23 @@ from perfmodel.inputs.workload import Workload
 HASH = 9973
 """Factor by which MXNet's KVStore spreads keys over servers (kvstore_dist.h, EncodeDefaultKey)."""
 
+MOST, MOST_OF_EACH = 1024, 64
+"""Messages of a worker in a graph of a few that represent many, or to each server on average if
+these are many: of more parts several are one message (decision 0116)."""
+
 
 class Slices(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """The part of each layer on each server, in the order in which backward computes gradients.
 
-    All of shape (slices,): ``layer`` index, ``server`` index, ``bytes``, and the number of
-    ``tensors`` (or parts of tensors).
+    All of shape (slices,): ``layer`` index, ``server`` index, ``bytes``, the number of ``tensors``
+    (or parts of tensors), and of ``parts`` that are one message because they are :func:`joined`.
     """
 
     layer: Ids
     server: Ids
     bytes: Floats
     tensors: Floats
+    parts: Floats
 
 
 @kept(16)
@@ -70,4 +77,23 @@ def slices_of(workload: Workload, options: Options) -> Slices:
         server=np.repeat(where[:, 1], times),
         bytes=np.repeat(size / times, times),
         tensors=np.repeat(np.maximum(count / times, 1.0), times),
+        parts=np.ones(times.sum()),
+    )
+
+
+def joined(slices: Slices, servers: int) -> Slices:
+    """Return slices with several parts of a slice in one message, if they are too many for a graph
+    of a few workers that represent many."""
+    together = math.ceil(len(slices.layer) / max(MOST, MOST_OF_EACH * servers))
+    begins = (np.diff(slices.layer, prepend=-1) != 0) | (np.diff(slices.server, prepend=-1) != 0)
+    first = np.flatnonzero(begins)
+    parts = np.diff(first, append=len(slices.layer))
+    times = -(-parts // together)
+    each = parts / times
+    return Slices(
+        layer=np.repeat(slices.layer[first], times),
+        server=np.repeat(slices.server[first], times),
+        bytes=np.repeat(slices.bytes[first] * each, times),
+        tensors=np.repeat(slices.tensors[first] * each, times),
+        parts=np.repeat(each, times),
     )

@@ -1,0 +1,109 @@
+"""Parts of tensors that are one message in a graph of a few workers that represent many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfmodel import predict
+from perfmodel.architectures.ps import placement
+from perfmodel.architectures.ps.graph import build
+from perfmodel.architectures.ps.options import Options
+from perfmodel.architectures.ps.placement import Slices, joined, slices_of
+from perfmodel.base.errors import TooLargeError
+from perfmodel.engine.simulation import simulate, timeline
+from perfmodel.graph.op_graph import OpGraph, block_of
+from perfmodel.inputs.job import Job
+from tests.jobs import cluster, job, workload
+
+
+def sliced(sizes: list[float], servers: int = 1) -> Slices:
+    work = workload([1.0] * len(sizes), [1.0] * len(sizes), sizes)
+    return slices_of(work, Options(servers=servers, split_above_bytes=0.0, partition_bytes=5.0))
+
+
+def at_most(monkeypatch: pytest.MonkeyPatch, most: int, of_each: int = 1) -> None:
+    monkeypatch.setattr(placement, "MOST", most)
+    monkeypatch.setattr(placement, "MOST_OF_EACH", of_each)
+
+
+def test_parts_of_a_slice_are_joined_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """11 parts of 5 bytes and one of 2: four messages at most are three parts each, so that 10
+    parts are four messages, which keep their updates, and the others are one each."""
+    at_most(monkeypatch, 4)
+    found = joined(sliced([2.0, 50.0, 5.0]), 1)
+    assert found.layer.tolist() == [2, 1, 1, 1, 1, 0]
+    assert found.bytes.tolist() == [5.0, 12.5, 12.5, 12.5, 12.5, 2.0]
+    assert found.tensors.tolist() == found.parts.tolist() == [1.0, 2.5, 2.5, 2.5, 2.5, 1.0]
+
+
+def test_parts_of_several_servers_stay_on_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of two servers has 10 parts. With at least five messages of each, two parts are one; if
+    ten are allowed, all stay."""
+    at_most(monkeypatch, 4, 5)
+    found = joined(sliced([100.0], 2), 2)
+    assert found.server.tolist() == [0] * 5 + [1] * 5
+    assert found.bytes.tolist() == [10.0] * 10
+    at_most(monkeypatch, 4, 10)
+    single = sliced([100.0], 2)
+    for one, other in zip(*(vars_of(x) for x in (joined(single, 2), single)), strict=True):
+        assert one.tolist() == other.tolist()
+
+
+def vars_of(slices: Slices) -> list[Any]:
+    return [getattr(slices, name) for name in slices.__struct_fields__]
+
+
+def of_parts(workers: int, sizes: list[float], start: str = "together", **options: Any) -> Job:
+    work = workload([1.0] * len(sizes), [1.0] * len(sizes), sizes)
+    given = {"sync": "asp", "partition_bytes": 1.0, **options}
+    return job(work, cluster(1.0), workers, "ps", given, start=start)
+
+
+def pushes(graph: OpGraph) -> list[float]:
+    """When each push of the first iteration ends."""
+    spans = timeline(graph, iterations=1)
+    return [one.end_s for one in spans if block_of(graph.ops, one.op).label == "push"]
+
+
+def test_a_message_of_several_parts_has_their_share_of_a_link(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All at once: ten parts of 1 byte end after 10 s. Nine of them as three messages do so too;
+    with equal shares the single one would end after 4 s."""
+    at_most(monkeypatch, 4)
+    one = of_parts(1, [1.0, 9.0], transmission="shared", overlap=False)
+    few = pushes(build(one, np.zeros(1, np.int64)))
+    assert few == pytest.approx([few[0]] * 4)
+    assert len(pushes(build(one))) == 10
+    assert pushes(build(one)) == pytest.approx([few[0]] * 10)
+    fifo = of_parts(1, [1.0, 9.0], overlap=False)
+    ends = pushes(build(fifo, np.zeros(1, np.int64)))
+    assert np.diff(ends) == pytest.approx([3.0, 3.0, 1.0])
+
+
+@pytest.mark.parametrize("transmission", ["fifo", "shared", "priority"])
+def test_joined_parts_take_as_long_as_single_ones(
+    monkeypatch: pytest.MonkeyPatch, transmission: str
+) -> None:
+    one = of_parts(4, [100.0, 300.0], transmission=transmission)
+    single = simulate(build(one)).iterations_per_s.sum()
+    for most in (50, 100):
+        at_most(monkeypatch, most)
+        few = build(one, np.arange(4))
+        assert few.n_ops < 0.5 * build(one).n_ops
+        assert simulate(few).iterations_per_s.sum() == pytest.approx(single, rel=2.0 / most)
+
+
+def test_many_workers_of_many_parts_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10,000 parts of each of 300 workers are too many for so few operations. Each part takes 1 s
+    of the server's link in both directions, one of which is always busy."""
+    one = of_parts(300, [5e3, 5e3], start="staggered")
+    found = predict(one, fidelity="fine", max_ops=4e6)
+    updates_per_s = found.throughput_samples_per_s / one.workload.batch_size
+    assert 0.5e-4 < updates_per_s < 1.001e-4
+    at_most(monkeypatch, 10_000)
+    with pytest.raises(TooLargeError):
+        predict(one, fidelity="fine", max_ops=4e6)
