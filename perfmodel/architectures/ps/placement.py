@@ -17,7 +17,7 @@ from perfmodel.inputs.workload import Workload
 HASH = 9973
 """Factor by which MXNet's KVStore spreads keys over servers (kvstore_dist.h, EncodeDefaultKey)."""
 
-MOST, MOST_OF_EACH = 1024, 64
+MOST, MOST_OF_EACH = 1024, 32
 """Messages of a worker in a graph of a few that represent many, or to each server on average if
 these are many: of more parts several are one message (decision 0116)."""
 
