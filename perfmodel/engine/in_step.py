@@ -4,9 +4,7 @@ if the devices of a worker use servers one after the other."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
-import operator
 from collections.abc import Sequence
 
 import msgspec
@@ -19,14 +17,11 @@ from perfmodel.engine.measures import Measures, Totals, measures
 from perfmodel.engine.noise import factors_of
 from perfmodel.engine.progress import RESOLUTION_OF_SHORT
 from perfmodel.engine.run import Simulation, advance_all
+from perfmodel.engine.staleness import BOUND, settled
 from perfmodel.engine.starts import ci_of, seeds
 from perfmodel.engine.tracing import recorded
 from perfmodel.engine.warmup import Progress
 from perfmodel.graph.mean_field import MeanField
-from perfmodel.graph.op_graph import CAUSES
-
-BOUND = CAUSES.index("staleness_bound")
-"""Column of the waits for a bound on the lead of workers."""
 
 FEWEST_RUNS, LONG_RUNS, LONG_ROUNDS, LONG_OPS = 2, 4, (128, 512), 2_000_000
 """Fewest and most runs of workers in step, the fewest and most rounds of each, and the operations
@@ -162,8 +157,10 @@ def _long_runs(
             advance(runs, max(min(rounds, affordable), rounds // 2))
         totals = [one.measured for one in runs]
         ci = spread if rough else max(ci_of(graph, totals), RESOLUTION_OF_SHORT * rel_ci)
-        whole = runs[0].run.trace_on(functools.reduce(operator.add, totals), graph.span)
-    return measures(graph, whole, ci_fraction=ci, runs=len(runs), transient_rounds=rounds / 4.0)
+        begin = float(runs[0].begin.rounds)
+        whole = settled(graph, [one.opened for one in runs], totals)
+        whole = runs[0].run.trace_on(whole, graph.span)
+    return measures(graph, whole, ci_fraction=ci, runs=len(runs), transient_rounds=begin)
 
 
 class _LongRun:
@@ -172,6 +169,10 @@ class _LongRun:
     def __init__(self, run: Simulation) -> None:
         self.run = run
         self._ends: list[Totals] = []
+
+    def opened(self) -> Simulation:
+        """Return the run."""
+        return self.run
 
     def mark(self) -> None:
         """Keep the totals so far."""
@@ -184,7 +185,11 @@ class _LongRun:
         return [(b - a).iterations_per_s(graph) for a, b in itertools.pairwise(self._ends)]
 
     @property
+    def begin(self) -> Totals:
+        """The totals at about a quarter of the rounds."""
+        return [end for end in self._ends if 3 * end.rounds <= self._ends[-1].rounds][-1]
+
+    @property
     def measured(self) -> Totals:
-        """The totals without about the first quarter of the rounds."""
-        last = self._ends[-1]
-        return last - [end for end in self._ends if 3 * end.rounds <= last.rounds][-1]
+        """The totals without those rounds."""
+        return self._ends[-1] - self.begin

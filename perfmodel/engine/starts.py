@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import operator
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Self
@@ -13,6 +11,7 @@ import numpy as np
 from perfmodel.engine.measures import Measures, Totals, measures
 from perfmodel.engine.progress import RESOLUTION_OF_SHORT, saturated, short_runs
 from perfmodel.engine.run import Simulation, at_once
+from perfmodel.engine.staleness import settled
 from perfmodel.engine.state import forget_gap
 from perfmodel.engine.steady import AT_EACH_LOOK, ci_fraction
 from perfmodel.engine.tracing import recorded
@@ -116,10 +115,7 @@ class _Start:
     def extend(self, rounds: int) -> None:
         """Continue until there are so many rounds after the pilot's warm-up. The measured part
         begins where the run had ended before, but not after one in LATER of these rounds."""
-        run, first = self.opened(), self.pilot.begin.rounds
-        if run.rounds < self.rounds:
-            run.advance(self.rounds)
-            forget_gap(run.world)
+        run, first = self.continued(), self.pilot.begin.rounds
         run.advance(max(self.rounds, first + rounds))
         later = first + rounds // LATER  # with little jitter, the order of workers changes slowly
         begin = max((end for end in self._ends if end.rounds <= later), key=lambda end: end.rounds)
@@ -130,7 +126,7 @@ class _Start:
         """Return ``totals`` with the critical paths of further rounds, if they have too few and the
         simulation is in memory, or if they have none; the last thing that is done with a run."""
         if self.run is None and totals.walks == 0:
-            self.opened().advance(self.rounds)
+            self.continued()
         return totals if self.run is None else self.run.trace_on(totals, self.run.span)
 
     def opened(self) -> Simulation:
@@ -139,6 +135,14 @@ class _Start:
             graph, seed, compiled = self._how
             self.run = Simulation(graph, seed, compiled, depth=recorded(graph), steady=True)
         return self.run
+
+    def continued(self) -> Simulation:
+        """Return the simulation where it ended, which is simulated again if it was closed."""
+        run = self.opened()
+        if run.rounds < self.rounds:
+            run.advance(self.rounds)
+            forget_gap(run.world)
+        return run
 
     def close(self) -> None:
         """Free the memory of the simulation; the run can be continued nevertheless."""
@@ -207,8 +211,9 @@ class _Starts:
         return True
 
     def traced(self) -> Totals:
-        """Return the totals of all runs, with enough critical paths."""
-        whole = functools.reduce(operator.add, [run.totals for run in self.runs])
+        """Return the totals of all runs, with settled staleness and enough critical paths."""
+        parts = [run.totals for run in self.runs]
+        whole = settled(self._graph, [run.continued for run in self.runs], parts)
         for run in () if self._short and whole.walks else self.runs:
             whole = run.trace_on(whole)
         return whole

@@ -79,8 +79,9 @@ def test_a_message_of_several_parts_has_their_share_of_a_link(
     assert few == pytest.approx([few[0]] * 4)
     assert len(pushes(build(one))) == 10
     assert pushes(build(one)) == pytest.approx([few[0]] * 10)
-    fifo = of_parts(1, [1.0, 9.0], overlap=False)
-    ends = pushes(build(fifo, np.zeros(1, np.int64)))
+    fifo = build(of_parts(1, [1.0, 9.0], overlap=False), np.zeros(1, np.int64))
+    ends = pushes(fifo)
+    assert fifo.route_weight.tolist() == [1.0] * len(fifo.route_weight)
     assert np.diff(ends) == pytest.approx([3.0, 3.0, 1.0])
 
 
