@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from perfmodel import InputError, Job, Straggler, build_graph, make_job, predict
+from perfmodel.base.errors import TooLargeError
 from perfmodel.engine.run import Simulation
 
 MODELS = ("alexnet", "resnet18", "resnet50", "vgg16", "inception_v3", "densenet121", "bert-base")
@@ -141,7 +142,11 @@ def main(jobs: int, workers: int, seed: int, rounds: int) -> None:
         except InputError:
             continue
         begin = time.perf_counter()
-        found = predict(job, fidelity="fine")
+        try:
+            found = predict(job, fidelity="fine")
+        except TooLargeError as error:
+            click.echo(f"{number}: {error}, {_described(job)}")
+            continue
         seconds.append(time.perf_counter() - begin)
         if seconds[-1] > LONG_S:
             click.echo(f"{number}: {seconds[-1]:.1f} s, {_described(job)}")
