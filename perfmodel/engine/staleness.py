@@ -38,11 +38,9 @@ def settled(
     bound = bool((graph.op_cause == BOUND).any())
     if not (bound and count and totals.stale_count.any()):
         return totals
-    some, seen = (
-        [opened() for opened in runs[:count]],
-        functools.reduce(operator.add, parts[:count]),
-    )
+    some = [opened() for opened in runs[:count]]
     rounds, most = max(run.rounds for run in some), min(affordable // count, MOST_ROUNDS)
+    seen = functools.reduce(operator.add, parts[:count])
     first, same = seen.staleness, False
     while rounds < most and not same:
         rounds = min(max(2 * rounds, FEWEST_ROUNDS), most)
