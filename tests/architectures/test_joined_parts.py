@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from perfmodel import predict
-from perfmodel.architectures.ps import placement
+from perfmodel.architectures.ps import formulas, graph
 from perfmodel.architectures.ps.graph import build
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import Slices, joined, slices_of
@@ -25,30 +25,26 @@ def sliced(sizes: list[float], servers: int = 1) -> Slices:
 
 
 def at_most(monkeypatch: pytest.MonkeyPatch, most: int, of_each: int = 1) -> None:
-    monkeypatch.setattr(placement, "MOST", most)
-    monkeypatch.setattr(placement, "MOST_OF_EACH", of_each)
+    monkeypatch.setattr(graph, "MOST", most)
+    monkeypatch.setattr(graph, "MOST_OF_EACH", of_each)
 
 
-def test_parts_of_a_slice_are_joined_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """11 parts of 5 bytes and one of 2: four messages at most are three parts each, so that 10
-    parts are four messages, which keep their updates, and the others are one each."""
-    at_most(monkeypatch, 4)
-    found = joined(sliced([2.0, 50.0, 5.0]), 1)
+def test_parts_of_a_slice_are_joined_by_hand() -> None:
+    """10 parts of 5 bytes, and one of 5 and one of 2: for four messages three parts would be one.
+    So the 10 are four, which keep their updates, and the others one each."""
+    found = joined(sliced([2.0, 50.0, 5.0]), 4)
     assert found.layer.tolist() == [2, 1, 1, 1, 1, 0]
     assert found.bytes.tolist() == [5.0, 12.5, 12.5, 12.5, 12.5, 2.0]
     assert found.tensors.tolist() == found.parts.tolist() == [1.0, 2.5, 2.5, 2.5, 2.5, 1.0]
 
 
-def test_parts_of_several_servers_stay_on_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of two servers has 10 parts. With at least five messages of each, two parts are one; if
-    ten are allowed, all stay."""
-    at_most(monkeypatch, 4, 5)
-    found = joined(sliced([100.0], 2), 2)
+def test_parts_stay_on_their_servers_by_hand() -> None:
+    """Each of two servers has 10 parts, of which five messages are made; 20 may stay."""
+    single = sliced([100.0], 2)
+    found = joined(single, 10)
     assert found.server.tolist() == [0] * 5 + [1] * 5
     assert found.bytes.tolist() == [10.0] * 10
-    at_most(monkeypatch, 4, 10)
-    single = sliced([100.0], 2)
-    for one, other in zip(*(vars_of(x) for x in (joined(single, 2), single)), strict=True):
+    for one, other in zip(*(vars_of(x) for x in (joined(single, 20), single)), strict=True):
         assert one.tolist() == other.tolist()
 
 
@@ -83,6 +79,27 @@ def test_a_message_of_several_parts_has_their_share_of_a_link(
     ends = pushes(fifo)
     assert fifo.route_weight.tolist() == [1.0] * len(fifo.route_weight)
     assert np.diff(ends) == pytest.approx([3.0, 3.0, 1.0])
+
+
+@pytest.mark.parametrize(("of_each", "messages"), [(1, 4), (5, 10), (10, 20)])
+def test_each_server_has_so_many_messages(
+    monkeypatch: pytest.MonkeyPatch, of_each: int, messages: int
+) -> None:
+    at_most(monkeypatch, 4, of_each)
+    one = of_parts(1, [20.0], servers=2, split_above_bytes=0.0)
+    assert len(pushes(build(one, np.zeros(1, np.int64)))) == messages
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+def test_formulas_join_parts_as_well(monkeypatch: pytest.MonkeyPatch, sync: str) -> None:
+    one = of_parts(2, [100.0, 300.0], sync=sync, duplex=True)
+    single = predict(one, fidelity="coarse").throughput_samples_per_s
+    monkeypatch.setattr(formulas, "MOST", 50)
+    monkeypatch.setattr(formulas, "MOST_OF_EACH", 1)
+    found = predict(of_parts(2, [100.0, 300.0], sync=sync, duplex=True), fidelity="coarse")
+    assert found.throughput_samples_per_s == pytest.approx(single, rel=2.0 / 50)
+    if sync == "bsp":
+        assert found.throughput_samples_per_s < single
 
 
 @pytest.mark.parametrize("transmission", ["fifo", "shared", "priority"])

@@ -12,7 +12,7 @@ import numpy as np
 
 from perfmodel.architectures.ps.demands import Demands, Flows
 from perfmodel.architectures.ps.options import Options
-from perfmodel.architectures.ps.placement import slices_of
+from perfmodel.architectures.ps.placement import joined, slices_of
 from perfmodel.base.quantities import Quantity, is_symbol, largest, maximum, minimum, where
 from perfmodel.graph.op_graph import MANY_GROUPS
 from perfmodel.inputs.job import Job
@@ -29,6 +29,10 @@ GROUPS = 16
 
 FEW_GROUPS = 5
 """The same with overlap by layer, which is slower to evaluate."""
+
+MOST, MOST_OF_EACH = 4096, 256
+"""Messages of a worker, or to each server on average if these are many: of more parts several are
+one message (decision 0116)."""
 
 LOCKSTEP_SHARE = 0.5
 """Degree of lockstep of asynchronous workers, from 0 for random arrivals to 1, if tensors are cut
@@ -76,7 +80,8 @@ def _queue(options: Options) -> bool:
 
 def _placed(options: Options, workload: Workload, layers: Layers) -> Layers:
     """Return the layers, with their slices on the servers."""
-    slices = slices_of(workload, options)
+    most = max(MOST, MOST_OF_EACH * options.servers)
+    slices = joined(slices_of(workload, options), most)
     parts: dict[int, list[Part]] = {}
     columns = (slices.layer, slices.server, slices.bytes, slices.tensors)
     for layer, server, size, tensors in zip(*(c.tolist() for c in columns), strict=True):

@@ -22,6 +22,10 @@ from perfmodel.theory import incast
 from perfmodel.training.devices import ComputeFields
 from perfmodel.training.workers import add_workers, log_steps, stagger_s, steady
 
+MOST, MOST_OF_EACH = 1024, 32
+"""Messages of a worker in a graph of a few that represent many, or to each server on average if
+these are many: of more parts several are one message (decision 0116)."""
+
 
 class Pushers(msgspec.Struct, frozen=True, eq=False):
     """The workers that talk to the servers: all of them, or the first of each node for its node.
@@ -64,7 +68,8 @@ class _Builder:
         self.pushers = Pushers(talking, of)
         self.slices = slices_of(job.workload, self.options)
         if some is not None:
-            self.slices = joined(self.slices, self.options.servers)
+            most = max(MOST, MOST_OF_EACH * self.options.servers)
+            self.slices = joined(self.slices, most)
         self.sent = self.options.sent_bytes(self.slices.bytes)
         self.network = Network(b, job, self.home)
         self.names = tuple(self.workers.layer_names[i] for i in self.slices.layer)

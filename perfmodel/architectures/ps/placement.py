@@ -17,10 +17,6 @@ from perfmodel.inputs.workload import Workload
 HASH = 9973
 """Factor by which MXNet's KVStore spreads keys over servers (kvstore_dist.h, EncodeDefaultKey)."""
 
-MOST, MOST_OF_EACH = 1024, 32
-"""Messages of a worker in a graph of a few that represent many, or to each server on average if
-these are many: of more parts several are one message (decision 0116)."""
-
 
 class Slices(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """The part of each layer on each server, in the order in which backward computes gradients.
@@ -81,10 +77,10 @@ def slices_of(workload: Workload, options: Options) -> Slices:
     )
 
 
-def joined(slices: Slices, servers: int) -> Slices:
-    """Return slices with several parts of a slice in one message, if they are too many for a graph
-    of a few workers that represent many."""
-    together = math.ceil(len(slices.layer) / max(MOST, MOST_OF_EACH * servers))
+def joined(slices: Slices, most: int) -> Slices:
+    """Return slices with several parts of a slice in one message, so that messages are not many
+    more than ``most``."""
+    together = math.ceil(len(slices.layer) / most)
     begins = (np.diff(slices.layer, prepend=-1) != 0) | (np.diff(slices.server, prepend=-1) != 0)
     first = np.flatnonzero(begins)
     parts = np.diff(first, append=len(slices.layer))
