@@ -81,7 +81,9 @@ def _queue(options: Options) -> bool:
 def _placed(options: Options, workload: Workload, layers: Layers) -> Layers:
     """Return the layers, with their slices on the servers."""
     most = max(MOST, MOST_OF_EACH * options.servers)
-    slices = joined(slices_of(workload, options), most)
+    slices = slices_of(workload, options)
+    if len(slices.layer) > most:
+        slices = joined(slices, most)
     parts: dict[int, list[Part]] = {}
     columns = (slices.layer, slices.server, slices.bytes, slices.tensors)
     for layer, server, size, tensors in zip(*(c.tolist() for c in columns), strict=True):
