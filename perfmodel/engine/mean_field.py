@@ -35,8 +35,8 @@ CLEARLY = 0.1
 no need of a long run of the few."""
 
 UNEQUAL = 0.03
-"""Standard deviation of the weights of transfers from which on few workers may be in waves where
-all are not: then half of what they lose by it is part of the interval (decision 0114)."""
+"""Standard deviation of the weights of workers' transfers from which on few workers may be in waves
+where all are not: then half of what they lose by it is part of the interval (decision 0114)."""
 
 ROUGH_ERROR = 0.2
 """Error of the throughput of a few that represent all only roughly (decision 0109)."""
@@ -163,7 +163,7 @@ def simulate_many(
     busy = float(shared_parts(together, waves).max())
     missing = SLOWER_OF_ONE * (1.0 / few - 1.0 / field.workers) * busy
     wide = waves.ci_fraction + missing / 2.0
-    if float(together.graph.route_weight.std()) > UNEQUAL:
+    if _unequal(together.graph) > UNEQUAL:
         wide += max(rates.guess / rate - 1.0, 0.0) / 2.0
     waves = msgspec.structs.replace(faster(waves, 1.0 + missing), ci_fraction=wide)
     return together.graph, waves
@@ -178,6 +178,19 @@ def _roughly(field: MeanField, seed: int, rel_ci: float, progress: Progress | No
         return simulate_mean_field(field, seed, rel_ci, progress)
     few = _measured(field, (rates, pace), seed, rough, progress, None)
     return msgspec.structs.replace(few, ci_fraction=few.ci_fraction + ROUGH_ERROR)
+
+
+def _unequal(graph: OpGraph) -> float:
+    """Return the standard deviation of the weights of transfers, relative to the mean of all
+    workers for the same message: one of several parts has a larger weight in every worker."""
+    weight, sent = graph.route_weight[graph.op_route], graph.op_bytes > 0.0
+    relative = [np.ones(1)]
+    for block in graph.ops:
+        ids = slice(block.first, block.first + block.size)
+        if sent[ids].all():
+            of_workers = weight[ids].reshape(block.shape)
+            relative.append((of_workers / of_workers.mean(axis=0)).ravel())
+    return float(np.concatenate(relative).std())
 
 
 class _Rates:

@@ -13,6 +13,7 @@ from perfmodel.architectures.ps.graph import build
 from perfmodel.architectures.ps.options import Options
 from perfmodel.architectures.ps.placement import Slices, joined, slices_of
 from perfmodel.base.errors import TooLargeError
+from perfmodel.engine import mean_field
 from perfmodel.engine.simulation import simulate, timeline
 from perfmodel.graph.op_graph import OpGraph, block_of
 from perfmodel.inputs.job import Job
@@ -113,6 +114,14 @@ def test_joined_parts_take_as_long_as_single_ones(
         few = build(one, np.arange(4))
         assert few.n_ops < 0.5 * build(one).n_ops
         assert simulate(few).iterations_per_s.sum() == pytest.approx(single, rel=2.0 / most)
+
+
+def test_messages_of_several_parts_are_no_unequal_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their weights differ from others of the same worker, but not from those of other workers."""
+    at_most(monkeypatch, 4)
+    few = build(of_parts(4, [1.0, 9.0], transmission="shared"), np.arange(4))
+    assert few.route_weight.std() > mean_field.UNEQUAL
+    assert mean_field._unequal(few) == 0.0
 
 
 def test_many_workers_of_many_parts_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
